@@ -91,7 +91,7 @@ class LeanTritonConfig(LeanConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CudaBody:
-    """Settings of the body of lean.cu, which copies and attends. Its macros derive from them."""
+    """Settings of the body of lean.cu, which copies and attends. `Build` derives from them."""
 
     implementation = "cuda"
 

@@ -1,14 +1,14 @@
-// A warp's ring of stages, and the copies of K and V into it. With STAGES = 3, while the warp
-// attends to its chunk 4:
+// A warp's ring of stages, and the copies of K and V into it. With Build::stages = 3, while the
+// warp attends to its chunk 4:
 //
 //       stage 0         stage 1         stage 2
 //   +---------------+---------------+---------------+
-//   |    chunk 6    |    chunk 4    |    chunk 5    |  K of CHUNK tokens, then V;
-//   |  on its way   |  being read   |   on its way  |  chunk i is in stage i % STAGES
+//   |    chunk 6    |    chunk 4    |    chunk 5    |  K of Build::chunk tokens, then V;
+//   |  on its way   |  being read   |   on its way  |  chunk i is in stage i % Build::stages
 //   +---------------+---------------+---------------+
 //                     ^ stage, and next_stage: for chunk 7, once released
 //
-//   wait     for the chunk's bytes. With BULK, lane 0 sets their number at the mbarrier, and
+//   wait     for the chunk's bytes. With Build::bulk, lane 0 sets their number at the mbarrier, and
 //            the last of them flip its phase (`parity`). Without, and for page scales, for this
 //            lane's oldest group of cp.async; then __syncwarp, because lanes read what others copy.
 //   release  for all lanes' reads: __syncwarp.
@@ -21,40 +21,40 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-constexpr int BOXES = CHUNK / BOX;        // copies of a chunk along its tokens
+constexpr int BOXES = Build::chunk / Build::box;  // copies of a chunk along its tokens
 // Pages held by a warp: a box per lane, or several.
 constexpr int CHUNKS_AHEAD = BOXES <= 32 ? 32 / BOXES : 1;
 constexpr int LANE_PAGES = (BOXES + 31) / 32;
 // 16-byte pieces of a row in shared memory.
-constexpr int K_PIECES = HEADS_OF_ROW * KV_BYTES * K_STEPS;
-constexpr int V_PIECES = HEADS_OF_ROW * KV_BYTES * V_STEPS;
+constexpr int K_PIECES = Build::heads_of_row * KV_BYTES * K_STEPS;
+constexpr int V_PIECES = Build::heads_of_row * KV_BYTES * V_STEPS;
 constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
 // First warp that initializes barriers, 1: also those of warp 0, the fences of which would wait for
 // its reads of the work range.
-constexpr int FIRST_INITIALIZING = KEEPS && CLUSTER == 1 && WARPS > 1;
+constexpr int FIRST_INITIALIZING = Build::keeps && Build::cluster == 1 && Build::warps > 1;
 
 // A warp and the addresses of its stages.
 struct Warp {
   u32 ring, barriers;  // shared addresses of this warp's stages and barriers
   int lane, range_warp;
-  // PAGE > 0: pages of this warp's next chunks, fetched by a single read, and the number of chunks
-  // left.
+  // Build::page > 0: pages of this warp's next chunks, fetched by a single read, and the number of
+  // chunks left.
   int page[LANE_PAGES], known;
 
-  __device__ __forceinline__ void start(unsigned char *shared, int rank, int number, int lane_) {
+  DEVICE void start(unsigned char *shared, int rank, int number, int lane_) {
     lane = lane_;
-    range_warp = rank * WARPS + number;
+    range_warp = rank * Build::warps + number;
     known = 0;
-    ring = shared_address(shared) + number * STAGES * STAGE;
-    barriers = shared_address(shared) + BARRIERS_AT +
-               number * STAGES * (PAGE_SCALES ? 8 + 8 * BOXES : 8);
-    if (!BULK) return;
+    ring = shared_address(shared) + number * Build::stages * STAGE;
+    barriers = shared_address(shared) + Shared::barriers +
+               number * Build::stages * (Build::page_scales ? 8 + 8 * BOXES : 8);
+    if constexpr (!Build::bulk) return;
     if (lane == 0 && number >= FIRST_INITIALIZING) {
-      for (int stage = 0; stage < STAGES; stage++) {
+      for (int stage = 0; stage < Build::stages; stage++) {
         mbarrier_init(barriers + 8 * stage);
         if (number == 1 && FIRST_INITIALIZING == 1)
-          mbarrier_init(shared_address(shared) + BARRIERS_AT + 8 * stage);
+          mbarrier_init(shared_address(shared) + Shared::barriers + 8 * stage);
       }
       fence_mbarrier_init_release_cluster();
       fence_proxy_async_shared_cta();
@@ -63,32 +63,27 @@ struct Warp {
   }
 
   // Reads the pages from chunk `chunk` on.
-  __device__ __forceinline__ void look_up_pages(const Params &p, const Position &position,
-                                                int kv_head, int chunk) {
+  DEVICE void look_up_pages(const Params &p, const Position &position, int kv_head, int chunk) {
     const int *row = table_row(p, position.sequence, kv_head);
 #pragma unroll
     for (int i = 0; i < LANE_PAGES; i++) {
       const int box = lane + 32 * i;
-      const int at = position.token + (chunk + box / BOXES * position.step()) * CHUNK +
-                     box % BOXES * BOX;
-      page[i] = box < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1)
-                                                                   : 0;
+      const int at = position.token + (chunk + box / BOXES * position.step()) * Build::chunk +
+                     box % BOXES * Build::box;
+      page[i] =
+          box < CHUNKS_AHEAD * BOXES && at < position.tokens ? __ldg(row + at / PAGE_OR_1) : 0;
     }
     known = CHUNKS_AHEAD;
   }
 
-#if PAGE_SCALES
   // Returns the address of the scales of a stage's pages: a pair for each copy of K and V along its
   // tokens.
-  __device__ __forceinline__ u32 scales(int stage) const {
-    return barriers + 8 * STAGES + stage * (8 * BOXES);
-  }
+  DEVICE u32 scales(int stage) const { return barriers + 8 * Build::stages + stage * (8 * BOXES); }
 
   // Starts the copies of the page scales of the chunk at `position`. Its pages are those held from
   // `first` on.
-  __device__ __forceinline__ void copy_scales(const Params &p, const Position &position, int first,
-                                              int stage) {
-    const int token = position.token + position.chunk * CHUNK;
+  DEVICE void copy_scales(const Params &p, const Position &position, int first, int stage) {
+    const int token = position.token + position.chunk * Build::chunk;
     const int kv_head = position.head_tile().kv_head;
     // Lanes copy scales of K and of V alternately.
 #pragma unroll
@@ -99,20 +94,19 @@ struct Warp {
       const Descale &of = p.page_descales[lane % 2];
       const float *from = of.at + own * of.stride_batch + kv_head * of.stride_head;
       // Zeros past the sequence's end: weights of 0 do not remove NaN.
-      cp_async_ca_4(scales(stage) + 4 * place, from, token + box * BOX < position.tokens);
+      cp_async_ca_4(scales(stage) + 4 * place, from, token + box * Build::box < position.tokens);
     }
   }
-#endif
 
   // Starts the copy of this lane's pieces of a row of K or V; `column` is the first of PIECES.
   // Pieces past head_dim become zeros.
   template <int PIECES, int DIM>
-  __device__ __forceinline__ static void copy_row(u32 to, const KvNumber *from, int column) {
+  DEVICE static void copy_row(u32 to, const KvNumber *from, int column) {
 #pragma unroll
     for (int i = 0; i < PIECES; i += 32) {
       if (PIECES > 32 && i + 32 > PIECES && column + i >= PIECES) break;  // rows of 72 pieces
-      const u32 at = to + i / COLUMN_PIECES * (CHUNK * COLUMN_BYTES);
-      if (DIM % 16 == 0)
+      const u32 at = to + i / COLUMN_PIECES * (Build::chunk * Build::column_bytes);
+      if constexpr (DIM % 16 == 0)
         cp_async_cg_16(at, from + PIECE_NUMBERS * i);
       else
         cp_async_cg_16(at, from + PIECE_NUMBERS * i, column + i < DIM / PIECE_NUMBERS);
@@ -121,9 +115,8 @@ struct Warp {
 
   // Starts the copies of a chunk's rows, several at once. `pages`: of the boxes, unless each row
   // has its own.
-  __device__ __forceinline__ void copy_by_lanes(const Params &p, const Position &position,
-                                                int token, int kv_head, int cache_row,
-                                                const int (&pages)[BOXES], int boxes, u32 to) {
+  DEVICE void copy_by_lanes(const Params &p, const Position &position, int token, int kv_head,
+                            int cache_row, const int (&pages)[BOXES], int boxes, u32 to) {
     // Lanes of a row, each with the same pieces of K and V.
     constexpr int PIECES = K_PIECES > V_PIECES ? K_PIECES : V_PIECES;
     constexpr int ROW_LANES = PIECES <= COLUMN_PIECES ? COLUMN_PIECES : PIECES <= 16 ? 16 : 32;
@@ -131,23 +124,24 @@ struct Warp {
     const int column = lane % ROW_LANES, row = lane / ROW_LANES;
     const bool has_k = K_PIECES >= ROW_LANES || column < K_PIECES;
     const bool has_v = V_PIECES >= ROW_LANES || column < V_PIECES;
-    const u32 lane_to = to + column / COLUMN_PIECES * (CHUNK * COLUMN_BYTES) + row * COLUMN_BYTES +
+    const u32 lane_to = to + column / COLUMN_PIECES * (Build::chunk * Build::column_bytes) +
+                        row * Build::column_bytes +
                         ((column % COLUMN_PIECES ^ swizzle_of(row)) << 4);
     const KvNumber *k_head = p.k + kv_head * p.stride_k_head + column * PIECE_NUMBERS;
     const KvNumber *v_head = p.v + kv_head * p.stride_v_head + column * PIECE_NUMBERS;
-    if (PAGED_ROWS) {
+    if constexpr (PAGED_ROWS) {
 #pragma unroll
-      for (int i = 0; i < CHUNK; i += ROWS_AT_ONCE) {
-        const i64 outer = __shfl_sync(~0u, page[i / BOX / 32],
-                                      (CHUNKS_AHEAD - known) * BOXES + (i + row) / BOX);
+      for (int i = 0; i < Build::chunk; i += ROWS_AT_ONCE) {
+        const i64 outer = __shfl_sync(~0u, page[i / Build::box / 32],
+                                      (CHUNKS_AHEAD - known) * BOXES + (i + row) / Build::box);
         const int at = token + i + row, from = at % PAGE_OR_1;
-        const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + i * COLUMN_BYTES;
+        const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + i * Build::column_bytes;
         if (at >= position.tokens) continue;  // the stage's contents are masked
         if (has_k)
-          copy_row<K_PIECES, HEAD_DIM>(
+          copy_row<K_PIECES, Build::head_dim>(
               offset, k_head + outer * p.stride_k_batch + (i64)from * p.stride_k_token, column);
         if (has_v)
-          copy_row<V_PIECES, V_HEAD_DIM>(
+          copy_row<V_PIECES, Build::v_head_dim>(
               offset + V_AT, v_head + outer * p.stride_v_batch + (i64)from * p.stride_v_token,
               column);
       }
@@ -157,32 +151,36 @@ struct Warp {
     } else if (has_k || has_v) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++) {
-        if (PAGE > 0 && box >= boxes) break;
-        const i64 outer = PAGE > 0 ? pages[box] : cache_row;
+        if (Build::page > 0 && box >= boxes) break;
+        const i64 outer = Build::page > 0 ? pages[box] : cache_row;
         const KvNumber *k = k_head + outer * p.stride_k_batch;
         const KvNumber *v = v_head + outer * p.stride_v_batch;
-        const int at = token + box * BOX;
-        const int first = PAGE > 0 ? at % PAGE_OR_1 : at;
-        const int last = PAGE > 0 ? PAGE - 1 : position.tokens - 1;  // a page is complete
+        const int at = token + box * Build::box;
+        const int first = Build::page > 0 ? at % PAGE_OR_1 : at;
+        const int last =
+            Build::page > 0 ? Build::page - 1 : position.tokens - 1;  // a page is complete
 #pragma unroll
-        for (int i = 0; i < BOX; i += ROWS_AT_ONCE) {
+        for (int i = 0; i < Build::box; i += ROWS_AT_ONCE) {
           // Past the end, the last token is copied again and masked.
           const i64 from = min(first + row + i, last);
-          const u32 offset = (lane_to ^ (swizzle_of(i % 8) << 4)) + (box * BOX + i) * COLUMN_BYTES;
-          if (has_k) copy_row<K_PIECES, HEAD_DIM>(offset, k + from * p.stride_k_token, column);
+          const u32 offset =
+              (lane_to ^ (swizzle_of(i % 8) << 4)) + (box * Build::box + i) * Build::column_bytes;
+          if (has_k)
+            copy_row<K_PIECES, Build::head_dim>(offset, k + from * p.stride_k_token, column);
           if (has_v)
-            copy_row<V_PIECES, V_HEAD_DIM>(offset + V_AT, v + from * p.stride_v_token, column);
+            copy_row<V_PIECES, Build::v_head_dim>(offset + V_AT, v + from * p.stride_v_token,
+                                                  column);
         }
       }
     }
   }
 
   // Starts the bulk copies of a box, which write the swizzle; called by one lane.
-  __device__ __forceinline__ static void copy_box(const Params &p, u32 to, u32 barrier, int row,
-                                                  int kv_head, int outer, u64 policy) {
+  DEVICE static void copy_box(const Params &p, u32 to, u32 barrier, int row, int kv_head, int outer,
+                              u64 policy) {
 #pragma unroll
     for (int column = 0; column < K_COLUMNS || column < V_COLUMNS; column++) {
-      const u32 offset = to + column * CHUNK * COLUMN_BYTES;
+      const u32 offset = to + column * Build::chunk * Build::column_bytes;
       const int x = COLUMN_NUMBERS * column - (SHIFTED_ROWS ? kv_head % 2 * 32 : 0);
       if (column < K_COLUMNS)
         cp_async_bulk_tensor_4d(offset, &p.k_map, barrier, x, row, kv_head, outer, policy);
@@ -192,42 +190,44 @@ struct Warp {
   }
 
   // Starts the copies of K and V of the chunk at `position`; a guess copies no scales.
-  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &position, int stage,
-                                             bool guess) {
-    const int token = position.token + position.chunk * CHUNK;
+  DEVICE void copy_chunk(const Params &p, const Position &position, int stage, bool guess) {
+    const int token = position.token + position.chunk * Build::chunk;
     const int kv_head = position.head_tile().kv_head;
     const int cache_row =
-        BATCH_IDX ? __ldg(p.cache_batch_idx + position.sequence) : position.sequence;
+        Build::batch_idx ? __ldg(p.cache_batch_idx + position.sequence) : position.sequence;
     const u32 to = ring + stage * STAGE;
     int pages[BOXES];
     int boxes = 1;
-    if (PAGE > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
+    if (Build::page > 0 && (known == 0 || position.chunk == position.first_chunk(range_warp)))
       look_up_pages(p, position, kv_head, position.chunk);
-#if PAGE_SCALES
-    if (!guess) copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
-#endif
-    if (PAGE > 0 && !PAGED_ROWS) {
+    if (Build::page_scales && !guess)
+      copy_scales(p, position, (CHUNKS_AHEAD - known) * BOXES, stage);
+    if constexpr (Build::page > 0 && !PAGED_ROWS) {
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         pages[box] = __shfl_sync(~0u, page[0], (CHUNKS_AHEAD - known) * BOXES + box);
       known--;
-      boxes = min(CHUNK, position.tokens - token + BOX - 1) / BOX;  // none past the sequence's end
+      boxes = min(Build::chunk, position.tokens - token + Build::box - 1) /
+              Build::box;  // none past the sequence's end
     }
-    if (!BULK) {
+    if constexpr (!Build::bulk) {
       copy_by_lanes(p, position, token, kv_head, cache_row, pages, boxes, to);
     } else if (lane == 0) {
       const u32 barrier = barriers + 8 * stage;
-      mbarrier_arrive_expect_tx(barrier, boxes * ((K_COLUMNS + V_COLUMNS) * BOX * COLUMN_BYTES));
+      mbarrier_arrive_expect_tx(
+          barrier, boxes * ((K_COLUMNS + V_COLUMNS) * Build::box * Build::column_bytes));
       // Other row tiles reread the same K and V from the L2.
-      const bool once = ONE_ROW_TILE || (Q_LEN == 0 && row_tiles(position.queries.count) == 1);
+      const bool once =
+          ONE_ROW_TILE || (Build::q_len == 0 && row_tiles(position.queries.count) == 1);
       const u64 policy = once ? createpolicy_evict_first() : createpolicy_evict_unchanged();
 #pragma unroll
       for (int box = 0; box < BOXES; box++)
         if (box < boxes) {
-          const int at = token + box * BOX;
-          const int row = PAGE > 0 ? at % PAGE_OR_1 : at;
-          const int outer = PAGE > 0 ? pages[box] : cache_row;
-          copy_box(p, to + box * BOX * COLUMN_BYTES, barrier, row, kv_head, outer, policy);
+          const int at = token + box * Build::box;
+          const int row = Build::page > 0 ? at % PAGE_OR_1 : at;
+          const int outer = Build::page > 0 ? pages[box] : cache_row;
+          copy_box(p, to + box * Build::box * Build::column_bytes, barrier, row, kv_head, outer,
+                   policy);
         }
     }
   }
@@ -240,80 +240,78 @@ struct Ring {
   int next_stage, empty_stages, stage;
   u32 parity;
 
-  __device__ __forceinline__ void start() {
+  DEVICE void start() {
     more = true;
     next_stage = stage = 0;
-    empty_stages = STAGES;
+    empty_stages = Build::stages;
     parity = 0;
   }
 
-  // Begins a part; `STAGES - empty_stages` of this warp's chunks are already in flight.
-  __device__ __forceinline__ void enter(const Position &part) {
+  // Begins a part; `Build::stages - empty_stages` of this warp's chunks are already in flight.
+  DEVICE void enter(const Position &part) {
     next = part;
-    next.chunk += (STAGES - empty_stages) * RANGE_WARPS;
+    next.chunk += (Build::stages - empty_stages) * RANGE_WARPS;
   }
 
-  __device__ __forceinline__ void copy_next(const Params &p, Warp &warp, bool guess = false) {
+  DEVICE void copy_next(const Params &p, Warp &warp, bool guess = false) {
     warp.copy_chunk(p, next, next_stage, guess);
     next.chunk += next.step();
-    next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+    next_stage = next_stage + 1 == Build::stages ? 0 : next_stage + 1;
   }
 
-  // BULK, CLUSTER: starts a speculative copy.
-  __device__ __forceinline__ void copy_guess(const Params &p, Warp &warp) {
+  // Build::bulk, Build::cluster: starts a speculative copy.
+  DEVICE void copy_guess(const Params &p, Warp &warp) {
     copy_next(p, warp, true);
     empty_stages--;
   }
 
-#if PAGE_SCALES
-  // Starts the copies that the guess left out. Past the sequence's end, a block table can contain
-  // any pages. Tensor maps read nothing outside the caches, but these copies would.
-  __device__ __forceinline__ void complete_guess(const Params &p, Warp &warp,
-                                                 const Position &part) {
+  // Build::page_scales: starts the copies that the guess left out. Past the sequence's end, a block
+  // table can contain any pages. Tensor maps read nothing outside the caches, but these copies
+  // would.
+  DEVICE void complete_guess(const Params &p, Warp &warp, const Position &part) {
     warp.copy_scales(p, part, 0, 0);
     cp_async_commit_group();
   }
-#endif
 
   // Waits for the speculative copy and discards it.
-  __device__ __forceinline__ void drop_guess(const Warp &warp) {
+  DEVICE void drop_guess(const Warp &warp) {
     mbarrier_try_wait_parity(warp.barriers, 0);
     // Lane 0 starts the next copy into this stage: a lane still waiting would miss this phase.
     __syncwarp();
     parity = 1;
     next_stage = 0;
-    empty_stages = STAGES;
+    empty_stages = Build::stages;
   }
 
   // Starts copies until the ring is full, then one for each chunk attended to.
-  __device__ __forceinline__ void fill(const Params &p, Warp &warp, int end) {
+  DEVICE void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1
     for (; empty_stages > 0; empty_stages--) {
-      if (SCRATCH_OVER_RING)
+      if constexpr (SCRATCH_OVER_RING)
         more = next.chunk < next.chunks;
       else
         more = more && next.to_next_chunk(p, end, warp.range_warp);
       if (more) copy_next(p, warp);
-      if (!BULK || PAGE_SCALES) cp_async_commit_group();
+      if constexpr (!Build::bulk || Build::page_scales) cp_async_commit_group();
     }
   }
 
   // Returns the address of the next chunk, after its arrival.
-  __device__ __forceinline__ u32 wait(const Warp &warp) {
-    if (BULK) {
+  DEVICE u32 wait(const Warp &warp) {
+    if constexpr (Build::bulk) {
       mbarrier_try_wait_parity(warp.barriers + 8 * stage, parity >> stage & 1);
       parity ^= 1 << stage;
     }
-    if (!BULK || PAGE_SCALES) {
-      cp_async_wait_group<STAGES - 1>();
+    if constexpr (!Build::bulk || Build::page_scales) {
+      cp_async_wait_group<Build::stages - 1>();
       __syncwarp();
     }
     return warp.ring + stage * STAGE;
   }
 
-  __device__ __forceinline__ void release() {
+  DEVICE void release() {
     __syncwarp();
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = stage + 1 == Build::stages ? 0 : stage + 1;
     empty_stages = 1;
   }
 };

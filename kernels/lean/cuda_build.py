@@ -28,7 +28,7 @@ BULK_TOKENS = 16
 #: Maximum query tokens of a sequence that are a parameter of the build. Larger numbers are a
 #: parameter of the launch.
 MOST_BUILT_Q_LEN = 16
-#: Dtypes, indexed by the values of KV_DTYPE and Q_DTYPE in build.cuh.
+#: Dtypes, indexed by the values of `Build::kv_dtype` and `Build::q_dtype`.
 FP8_NUMBERS = (SAME, *FP8_DTYPES)
 #: Shared memory of every CTA reserved by the system.
 _SYSTEM_SHARED_BYTES = 1024
@@ -118,7 +118,7 @@ def takes_warpgroups(problem: AttentionProblem) -> bool:
 
 
 def takes_head_pairs(problem: AttentionProblem) -> bool:
-    """Return True if rows of two KV heads can be copied as one: HEADS_OF_ROW in build.cuh.
+    """Return True if rows of two KV heads can be copied as one: `Build::heads_of_row`.
 
     They are adjacent in a token-major cache. Appended tokens and page scales belong to a single KV
     head, so neither is supported. GPUs that share sequences are not supported either.
@@ -144,9 +144,16 @@ def takes_head_pairs(problem: AttentionProblem) -> bool:
     )
 
 
+#: Properties of a build that are members of `Build` in build.cuh, too.
+_COMPUTED = (
+    *("box", "column_bytes", "keeps", "packs", "partial_bytes", "shared_bytes", "shared_query"),
+    *("start_step", "whole_rows"),
+)
+
+
 @dataclass(frozen=True)
 class CudaBuild:
-    """Parameters of a build: the macros of build.cuh."""
+    """Parameters of a build: `Build` in build.cuh."""
 
     entry: ClassVar[str] = ENTRY
     #: Maximum partials of a work range that other CTAs wait for: one at its start, one at its end.
@@ -242,7 +249,7 @@ class CudaBuild:
         return build.of_head_pairs() if pairs else build
 
     def of_head_pairs(self) -> CudaBuild:
-        """Return the build for two KV heads with rows copied as one: HEADS_OF_ROW in build.cuh.
+        """Return the build for two KV heads with rows copied as one: `Build::heads_of_row`.
 
         Raises:
             DoesNotFit: these heads are unsupported.
@@ -287,7 +294,7 @@ class CudaBuild:
 
     @property
     def whole_rows(self) -> bool:
-        """True if a row of K or V is a single bulk copy: WHOLE_ROWS in build.cuh."""
+        """True if a row of K or V is a single bulk copy: `Build::whole_rows`."""
         numbers = self.head_dim
         of_no_whole_columns = numbers > 64 and numbers % 64 > 0 and numbers % 16 == 0
         is_same = self.v_head_dim == self.head_dim and not self.kv_dtype
@@ -296,7 +303,7 @@ class CudaBuild:
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of a row of K or V per copy to shared memory: COLUMN_BYTES in build.cuh."""
+        """Bytes of a row of K or V per copy to shared memory: `Build::column_bytes`."""
         if self.whole_rows:
             return 2 * self.head_dim
         row = self.heads_of_row * max(self.head_dim, self.v_head_dim)
@@ -304,22 +311,22 @@ class CudaBuild:
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of a work range's slot in the partials workspace: SLOT in build.cuh."""
+        """Bytes of a work range's slot in the partials workspace."""
         return 8 * self.row_count * self.v_head_dim
 
     @property
     def box(self) -> int:
-        """Tokens per copy: BOX in build.cuh."""
+        """Tokens per copy: `Build::box`."""
         return math.gcd(self.page, self.chunk)
 
     @property
     def start_step(self) -> int:
-        """Divisor of the first token of a LeanTile: START_STEP in build.cuh."""
+        """Divisor of the first token of a LeanTile: `Build::start_step`."""
         return self.box if self.page else 1
 
     @property
     def shared_query(self) -> bool:
-        """True if query rows are in shared memory: SHARED_QUERY in build.cuh."""
+        """True if query rows are in shared memory: `Build::shared_query`."""
         k_steps, v_steps = -(-self.head_dim // 16), -(-self.v_head_dim // 16)
         head_rows = self.rows // self.heads_of_row
         most_query = 48 if not self.kv_dtype or (self.bulk and head_rows == 8) else 47
@@ -327,7 +334,7 @@ class CudaBuild:
 
     @property
     def packs(self) -> bool:
-        """True if a single warp may process a short output tile: PACKS in build.cuh."""
+        """True if a single warp may process a short output tile: `Build::packs`."""
         never = (
             self.ragged_q
             or self.fixed_runs
@@ -366,11 +373,11 @@ class CudaBuild:
 
     @property
     def keeps(self) -> bool:
-        """True if launches keep their work ranges: KEEPS in build.cuh."""
+        """True if launches keep their work ranges: `Build::keeps`."""
         return bool(self.ragged) and not self.equal_splits
 
     def _with_range(self, shared_bytes: int) -> int:
-        """Add a kept range to other shared memory: KEPT_AT in build.cuh."""
+        """Add a kept range to other shared memory: `Shared::kept`."""
         return -(-shared_bytes // 16) * 16 + 4 * _KEPT_NUMBERS if self.keeps else shared_bytes
 
     def kept_stride(self, batch: int) -> int:
@@ -395,11 +402,14 @@ class CudaBuild:
                 f" {capability[0]}.{capability[1]}: choose copy async and cluster_size 1"
             )
         self._check_pages()
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text("lean.cu"), ENTRY, named, capability, _FOLDER)
+        return CudaSource(_text("lean.cu"), ENTRY, self.defines(), capability, _FOLDER)
+
+    def defines(self, **further: int) -> tuple[tuple[str, int], ...]:
+        """Return the macros of `Build` in build.cuh, sorted: fields, `_COMPUTED`, further ones."""
+        computed = {name: getattr(self, name) for name in _COMPUTED}
+        params_bytes = PAGE_SCALES_PARAMS_BYTES if self.page_scales else PARAMS_BYTES
+        values = asdict(self) | computed | {"params_bytes": params_bytes} | further
+        return tuple(sorted((name.upper(), int(value)) for name, value in values.items()))
 
     def _check_pages(self) -> None:
         """Raise DoesNotFit if bulk copies would cross a page."""
@@ -464,13 +474,7 @@ class ManyRowsBuild(CudaBuild):
                 f"lean_cuda merges pairs of CTAs with tile_rows {self.rows} in {sums} bytes of its"
                 f" stages, {self.stages} of {self.chunk} tokens have {ring}: choose more num_stages"
             )
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PARAMS_BYTES,
-            "PARTIAL_BYTES": self.partial_bytes,
-            "SHARED_BYTES": self.shared_bytes,
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text("many_rows.cu"), self.entry, named, capability, _FOLDER)
+        return CudaSource(_text("many_rows.cu"), self.entry, self.defines(), capability, _FOLDER)
 
 
 @cache

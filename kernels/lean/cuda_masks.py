@@ -16,7 +16,7 @@ from leanbench.core.problem import AttentionProblem
 if TYPE_CHECKING:
     from leanbench.core.inputs import AttentionInputs
 
-#: SINKS of build.cuh, by dtype.
+#: `Build::sinks`, by dtype.
 _SINKS = {"float32": 1, "float16": 2, "bfloat16": 3}
 
 

@@ -127,7 +127,7 @@ class Params(ctypes.Structure):
         ("by_attention_chunk", Divisor),
         ("pages", ctypes.c_int32),
         ("peers", ctypes.c_uint64),
-        # Only in builds with PAGE_SCALES: its `page_descales`.
+        # Only in builds with page_scales: its `page_descales`.
         *((f"{name}_page_descale", Descale) for name in ("k", "v")),
     ]
 
@@ -145,7 +145,7 @@ def _aligned(size: int) -> int:
     return -(-size // PARAMS_ALIGNMENT) * PARAMS_ALIGNMENT
 
 
-#: sizeof(Params) in params.cuh, checked by the compiler; and with PAGE_SCALES.
+#: sizeof(Params) in params.cuh, checked by the compiler; and with page_scales.
 PARAMS_BYTES = _aligned(Params.k_page_descale.offset)
 PAGE_SCALES_PARAMS_BYTES = _aligned(ctypes.sizeof(Params))
 

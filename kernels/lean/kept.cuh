@@ -14,10 +14,10 @@
 constexpr int AT_ONCE = 4;
 // Numbers behind the start of a range.
 enum { KEPT_CONTEXT = 9, KEPT_KEY, KEPT_SUM };
-static_assert(KEPT_SUM < KEPT_NUMBERS || !KEEPS);
+static_assert(KEPT_SUM < KEPT_NUMBERS || !Build::keeps);
 
 // Factors of places are far from multiples of each other: small numbers seldom have equal sums.
-__device__ __forceinline__ u32 kept_term(u32 number, int place) {
+DEVICE u32 kept_term(u32 number, int place) {
   const u32 factor = place * 0x9e3779b1u;
   return number * ((factor ^ factor >> 15) | 1);
 }
@@ -30,7 +30,7 @@ struct Kept {
   bool is_same;  // this lane's numbers of the arrays
 
   // Starts the reads.
-  __device__ __forceinline__ void start(const Params &p, int lane) {
+  DEVICE void start(const Params &p, int lane) {
     at = p.kept ? p.kept + (i64)blockIdx.x * p.kept_stride : nullptr;
     own = at != nullptr && lane < KEPT_NUMBERS ? at[lane] : 0;
     is_same = at != nullptr;
@@ -39,15 +39,14 @@ struct Kept {
   }
 
   // Compares the arrays with the kept ones, or writes those.
-  __device__ __forceinline__ void visit(const Params &p, int lane, bool writes) {
+  DEVICE void visit(const Params &p, int lane, bool writes) {
     int place = 32;
     if (p.cache_seqlens) place = visit(p.cache_seqlens, p.batch, place, lane, writes);
-    if (LEFTPAD) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
-    if (RAGGED_Q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
+    if constexpr (Build::leftpad) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
+    if constexpr (Build::ragged_q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
   }
 
-  __device__ __forceinline__ int visit(const int *array, int count, int place, int lane,
-                                       bool writes) {
+  DEVICE int visit(const int *array, int count, int place, int lane, bool writes) {
 #pragma unroll 1
     for (int first = lane; first < count; first += 32 * AT_ONCE) {
       u32 numbers[AT_ONCE], kept[AT_ONCE];
@@ -69,11 +68,11 @@ struct Kept {
   }
 
   // Returns the sum of a range's numbers and the arrays.
-  __device__ __forceinline__ u32 total(u32 number, int lane) const {
+  DEVICE u32 total(u32 number, int lane) const {
     return __reduce_add_sync(~0u, sum + (lane < KEPT_CONTEXT ? kept_term(number, lane) : 0));
   }
 
-  __device__ __forceinline__ bool is_valid(const Params &p, int lane) const {
+  DEVICE bool is_valid(const Params &p, int lane) const {
     const u32 expected = total(own, lane);
     const bool matches = lane == KEPT_CONTEXT ? own == p.context
                          : lane == KEPT_KEY   ? own == p.kept_key
@@ -83,9 +82,8 @@ struct Kept {
   }
 
   // Sets this lane's number of a range that was found.
-  __device__ __forceinline__ void pack(const WorkRange &range, const Position &start, bool works,
-                                       int lane) {
-    const bool splits = !FIXED_RUNS && range.longest > 0;
+  DEVICE void pack(const WorkRange &range, const Position &start, bool works, int lane) {
+    const bool splits = !Build::fixed_runs && range.longest > 0;
     const int numbers[KEPT_CONTEXT] = {
         range.longest,
         range.slot,
@@ -103,7 +101,7 @@ struct Kept {
   }
 
   // Keeps the range for later launches.
-  __device__ __forceinline__ void write(const Params &p, int lane) {
+  DEVICE void write(const Params &p, int lane) {
     if (at == nullptr) return;
     const u32 whole = total(own, lane);
     const u32 number = lane == KEPT_CONTEXT ? p.context
@@ -115,14 +113,13 @@ struct Kept {
   }
 
   // Reads a range from its numbers in shared memory; returns false if the CTA has none.
-  __device__ __forceinline__ static bool unpack(const u32 *numbers, WorkRange &range,
-                                                Position &start) {
+  DEVICE static bool unpack(const u32 *numbers, WorkRange &range, Position &start) {
     const uint4 *quads = reinterpret_cast<const uint4 *>(numbers);
     const uint4 first = quads[0], second = quads[1];
     const int last = numbers[8];
     range.longest = first.x, range.slot = first.y, range.end = first.z;
     start.sequence = first.w, start.at = second.x;
-    const bool splits = !FIXED_RUNS && range.longest > 0;
+    const bool splits = !Build::fixed_runs && range.longest > 0;
     range.splits = range.share = second.y, range.split = range.longer = second.z;
     start.head = start.sequence_start = second.w;
     start.first = last;
@@ -131,21 +128,21 @@ struct Kept {
   }
 };
 
-// Finds the CTA's range as WorkRange::find does. One warp reads a kept one for all. If there is none,
-// all warps search, because what takes time is the instructions' way to the SM.
+// Finds the CTA's range as WorkRange::find does. One warp reads a kept one for all. If there is
+// none, all warps search, because what takes time is the instructions' way to the SM.
 struct RangeFinder {
   Kept kept;
   bool searched;
 
   // Starts the reads. Other work can hide their latency.
-  __device__ __forceinline__ void start(const Params &p, int lane) {
-    if (KEEPS && threadIdx.x < 32) kept.start(p, lane);
+  DEVICE void start(const Params &p, int lane) {
+    if (Build::keeps && threadIdx.x < 32) kept.start(p, lane);
   }
 
-  __device__ __forceinline__ bool find(const Params &p, int lane, int range_warp, u32 *shared,
-                                       WorkRange &range, Position &position) {
+  DEVICE bool find(const Params &p, int lane, int range_warp, u32 *shared, WorkRange &range,
+                   Position &position) {
     Lengths lengths;
-    if (!KEEPS) return range.find(p, lane, lengths, range_warp, position);
+    if constexpr (!Build::keeps) return range.find(p, lane, lengths, range_warp, position);
     if (threadIdx.x < 32) {
       const bool is_valid = kept.is_valid(p, lane);
       if (lane <= KEPT_CONTEXT) shared[lane] = lane < KEPT_CONTEXT ? kept.own : is_valid;
@@ -165,7 +162,7 @@ struct RangeFinder {
   }
 
   // Keeps a range that was searched for.
-  __device__ __forceinline__ void keep(const Params &p, int lane) {
-    if (KEEPS && searched && threadIdx.x < 32) kept.write(p, lane);
+  DEVICE void keep(const Params &p, int lane) {
+    if (Build::keeps && searched && threadIdx.x < 32) kept.write(p, lane);
   }
 };

@@ -1,7 +1,7 @@
 // LeanAttention in CUDA C++: stream-K over LeanTiles and the reduction, in one launch.
 //
 // Compiled at run time; build.cuh has the parameters of a build. Each warp has a private ring of
-// STAGES chunks. It walks every RANGE_WARPS-th chunk of the work range with its own running
+// Build::stages chunks. It walks every RANGE_WARPS-th chunk of the work range with its own running
 // softmax. Warps meet only at the end of an output tile. A single warp can process a short output
 // tile.
 //
@@ -18,40 +18,39 @@
 #include "reduce.cuh"
 #include "schedule.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+static_assert(Shared::bytes == Build::shared_bytes && 32 * QUADS == Build::partial_bytes,
+              "CudaBuild has other sizes");
+
+extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     lean(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp_number = threadIdx.x / 32;
   Events events;
   events.start(p);
-  const int rank = CLUSTER > 1 ? cluster_ctarank() : 0;
+  const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   RangeFinder finder;
-  if (FIRST_INITIALIZING == 1) finder.start(p, lane);
+  if constexpr (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
-  if (FIRST_INITIALIZING == 0) finder.start(p, lane);
+  if constexpr (FIRST_INITIALIZING == 0) finder.start(p, lane);
 
   Position part;  // the current part
   WorkRange range;
   Ring ring;
   ring.start();
-#if PEERS
   PeerExchange exchange;
-  exchange.start(p);
-#endif
+  if constexpr (Build::peers > 0) exchange.start(p);
   bool guessed = false;
-  if (BULK && CLUSTER > 1) {
+  if constexpr (Build::bulk && Build::cluster > 1) {
     guessed = range.guess(p, warp.range_warp, ring.next);
     if (guessed) ring.copy_guess(p, warp);
   }
-  u32 *found = reinterpret_cast<u32 *>(shared + KEPT_AT);
+  u32 *found = at_place<u32>(shared, Shared::kept);
   const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
   if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
     ring.drop_guess(warp);
-#if PAGE_SCALES
-  else if (guessed)
+  else if (Build::page_scales && guessed)
     ring.complete_guess(p, warp, part);
-#endif
   if (!works) {
     finder.keep(p, lane);
     events.end();
@@ -61,9 +60,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
   ring.enter(part);
   Query query;
   query.shared_lane =
-      shared_address(shared) + QUERY_AT + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
+      shared_address(shared) + Shared::query + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are yet to be loaded
-  bool exchanged = false;  // CLUSTER: its CTAs have read each other's partials
+  bool exchanged = false;                // Build::cluster: its CTAs have read each other's partials
   while (true) {
     // Copies do not depend on the part's other values, so they start before those are read.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
@@ -72,22 +71,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     state.reset();
     fresh |= query.enter_part(p, part);
     Append append;
-    if (APPEND) append.enter_part(p, part, lane);
-    if (ALIBI) query.load_slopes(p, part, lane);
-    const u32 sink = SINKS ? load_sink(p, part) : 0;
+    if constexpr (Build::append) append.enter_part(p, part, lane);
+    if constexpr (Build::alibi) query.load_slopes(p, part, lane);
+    const u32 sink = Build::sinks ? load_sink(p, part) : 0;
     Splits splits;
     splits.find(p, part, range);
     // Read early, used at the end of the part.
     const u32 replays = splits.count > 1 ? __ldg(p.replays) : 0;
     const float v_scale = v_scale_of(p, part, 0);
-    const float second_v_scale = HEADS_OF_ROW > 1 ? v_scale_of(p, part, 1) : 1.0f;
+    const float second_v_scale = Build::heads_of_row > 1 ? v_scale_of(p, part, 1) : 1.0f;
     while (true) {
       if (STAGED_QUERY && fresh && !part.is_rest) {
-        if (SHARED_QUERY && !first_part) __syncthreads();  // the previous part has been computed
+        if (Build::shared_query && !first_part)
+          __syncthreads();  // the previous part has been computed
         query.load_shared(p, shared);
         __syncthreads();
-        if (SHARED_QUERY && KV_DTYPE != 0) query.load_scales(p, part, shared, lane);
-        if (!SHARED_QUERY) query.load_staged();
+        if constexpr (Build::shared_query && Build::kv_dtype != 0)
+          query.load_scales(p, part, shared, lane);
+        if constexpr (!Build::shared_query) query.load_staged();
         fresh = false;
       }
       if (part.chunk >= part.chunks) break;
@@ -95,13 +96,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         query.load(p, part, lane);
         fresh = false;
       }
-      const bool appends = APPEND && append.starts(p, part, lane);
+      const bool appends = Build::append && append.starts(p, part, lane);
       const u32 stage = ring.wait(warp);
       if (appends) append.write_chunk(p, part, stage, lane);
-      u32 scales = 0;
-#if PAGE_SCALES
-      scales = warp.scales(ring.stage);
-#endif
+      const u32 scales = Build::page_scales ? warp.scales(ring.stage) : 0;
       attend_chunk(state, p, query, stage, scales, part, lane);
       ring.release();
       part.chunk += part.step();
@@ -109,25 +107,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     }
 
     const int output_tile = part.sequence * head_tiles(p) + part.head;
-    float *scratch = reinterpret_cast<float *>(shared + SCRATCH_AT);
-    float2 *logs = reinterpret_cast<float2 *>(shared + LOGS_AT);
+    float *scratch = at_place<float>(shared, Shared::scratch);
+    float2 *logs = at_place<float2>(shared, Shared::logs);
     const bool is_shared = part.is_shared();
     if (is_shared) {
       // The ring, or the previous part, has been read.
       if (SCRATCH_OVER_RING || !first_part) __syncthreads();
       state.store(scratch, logs, warp_number, lane, v_scale * KV_UNIT, second_v_scale * KV_UNIT);
-      if (SINKS && threadIdx.x < ROWS)
-        reinterpret_cast<u32 *>(shared + SINKS_AT)[threadIdx.x] = sink;
-#if PEERS
-      if (first_part) exchange.publish(p, *reinterpret_cast<PeerPlaces *>(shared + PEERS_AT));
-      if (part.first == 0) exchange.stored(output_tile);
-#endif
+      if (Build::sinks && threadIdx.x < Build::rows)
+        at_place<u32>(shared, Shared::sinks)[threadIdx.x] = sink;
+      if (Build::peers && first_part)
+        exchange.publish(p, *at_place<PeerPlaces>(shared, Shared::peers));
+      if (Build::peers && part.first == 0) exchange.stored(output_tile);
       __syncthreads();
       // Values for a reduction arrive during it and count as part of it.
-      const bool reduces = CLUSTER > 1 || (part.first == 0 && splits.count > 1);
+      const bool reduces = Build::cluster > 1 || (part.first == 0 && splits.count > 1);
       if (reduces) events.record(TILES, output_tile);
-      const int slot = FIXED_RUNS ? part.at : range.slot;
-      if (WRITES_ALONE && __builtin_expect(part.chunks <= WARPS && splits.count == 1, 0)) {
+      const int slot = Build::fixed_runs ? part.at : range.slot;
+      if (WRITES_ALONE && __builtin_expect(part.chunks <= Build::warps && splits.count == 1, 0)) {
         if (rank == 0) write_alone(p, part, shared);
       } else {
         reduce_part(p, part, splits, slot, rank, shared, !exchanged, p.epoch + replays);
@@ -147,20 +144,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     part.leave_part(p);
     if (part.at >= range.end) break;
     part.enter_part(p, range.end, warp.range_warp);
-    if (PACKS && is_shared && part.packed) __syncthreads();  // the scratch has been read
-    if (SCRATCH_OVER_RING) {
+    if (Build::packs && is_shared && part.packed) __syncthreads();  // the scratch has been read
+    if constexpr (SCRATCH_OVER_RING) {
       __syncthreads();  // the states have been read
-      if (BULK) fence_proxy_async_shared_cta();
+      if constexpr (Build::bulk) fence_proxy_async_shared_cta();
       ring.next = part;
-      ring.empty_stages = STAGES;
+      ring.empty_stages = Build::stages;
     }
   }
-#if PEERS
-  collect_peers(p, exchange, rank, shared);
-  // The wait for partials of other GPUs counts as part of the reduction.
-  if (exchange.count > 0) events.record(REDUCTION, exchange.first);
-#endif
+  if constexpr (Build::peers > 0) {
+    collect_peers(p, exchange, rank, shared);
+    // The wait for partials of other GPUs counts as part of the reduction.
+    if (exchange.count > 0) events.record(REDUCTION, exchange.first);
+  }
   // No peer still reads this CTA's shared memory.
-  if (CLUSTER > 1 && exchanged) barrier_cluster_wait();
+  if (Build::cluster > 1 && exchanged) barrier_cluster_wait();
   events.end();
 }

@@ -1,87 +1,84 @@
-// RAGGED: LeanTiles of all sequences from their lengths on the device, by a whole warp.
+// Build::ragged: LeanTiles of all sequences from their lengths on the device, by a whole warp.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
 #include "tiles.cuh"
 
 // Returns the splits of an output tile with at most `longest` LeanTiles each.
-__device__ __forceinline__ int split_count(int tiles, int longest) {
-  return divide(tiles + longest - 1, longest);
-}
+DEVICE int split_count(int tiles, int longest) { return divide(tiles + longest - 1, longest); }
 
-// RAGGED: LeanTiles of one KV head's row tile, held by a whole warp.
+// Build::ragged: LeanTiles of one KV head's row tile, held by a whole warp.
 struct Lengths {
   int own_tiles;     // of sequence `lane`; 0: none, or without query tokens
-  int sum, most;     // of all sequences (RAGGED_Q: of all their row tiles); of the longest
+  int sum, most;     // of all sequences (Build::ragged_q: of all their row tiles); of the longest
   int output_tiles;  // of all sequences
-  int longer_than_one;  // PACKS: sequences of more than a LeanTile
+  int longer_than_one;  // Build::packs: sequences of more than a LeanTile
 
-  __device__ __forceinline__ static int of(const Params &p, int sequence) {
+  DEVICE static int of(const Params &p, int sequence) {
     return sequence < p.batch && rows_of(p, sequence) > 0 ? tiles_of_sequence(p, sequence) : 0;
   }
 
-  // Returns the weight of a sequence in sums: 1; RAGGED_Q: its row tiles.
-  __device__ __forceinline__ static int rows_of(const Params &p, int sequence) {
-    return RAGGED_Q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
+  // Returns the weight of a sequence in sums: 1; Build::ragged_q: its row tiles.
+  DEVICE static int rows_of(const Params &p, int sequence) {
+    return Build::ragged_q && sequence < p.batch ? row_tiles(Queries::of(p, sequence).count) : 1;
   }
 
-  // Returns the output tiles per sequence; RAGGED_Q: per row tile.
-  __device__ __forceinline__ static int heads(const Params &p) {
-    return RAGGED_Q ? p.kv_heads : head_tiles(p);
-  }
+  // Returns the output tiles per sequence; Build::ragged_q: per row tile.
+  DEVICE static int heads(const Params &p) { return Build::ragged_q ? p.kv_heads : head_tiles(p); }
 
   // Starts the read. Other work can hide its latency.
-  __device__ __forceinline__ void start(const Params &p, int lane) { own_tiles = of(p, lane); }
+  DEVICE void start(const Params &p, int lane) { own_tiles = of(p, lane); }
 
-  __device__ __forceinline__ void finish(const Params &p, int lane) {
+  DEVICE void finish(const Params &p, int lane) {
     sum = own_tiles * rows_of(p, lane), most = own_tiles, longer_than_one = own_tiles > 1;
     for (int i = lane + 32; i < p.batch; i += 32) {
       const int tiles = of(p, i);
       sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
     }
     sum = __reduce_add_sync(~0u, sum);
-    if (PACKS) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
+    if constexpr (Build::packs) longer_than_one = __reduce_add_sync(~0u, longer_than_one);
     most = __reduce_max_sync(~0u, most);
     output_tiles = p.batch * head_tiles(p);
-    if (RAGGED_Q) {
+    if constexpr (Build::ragged_q) {
       int rows = 0;
       for (int i = lane; i < p.batch; i += 32) rows += rows_of(p, i);
       output_tiles = __reduce_add_sync(~0u, rows) * p.kv_heads;
     }
   }
 
-  // COLUMN_GROUPS: returns the smallest share of a CTA in groups. A short sequence has so few splits
-  // that they merge well.
-  __device__ __forceinline__ int least_share(const Params &p) const {
-    return most <= MOST_SHORT_SPLITS ? 1 : p.min_tiles_per_range;
+  // Build::column_groups: returns the smallest share of a CTA in groups. A short sequence has so
+  // few splits that they merge well.
+  DEVICE int least_share(const Params &p) const {
+    return most <= Build::most_short_splits ? 1 : p.min_tiles_per_range;
   }
 
-  // COLUMN_GROUPS: returns whether a launch of `ranges` work ranges has column groups: if these lengths
-  // are so short that merges save more than scores cost. `_Deal` in leanbench.kernels.mla has the same
-  // rule for lengths that the host knows.
-  __device__ __forceinline__ bool in_groups(const Params &p, int ranges) const {
-    constexpr int ROW_COST = 4 * (all_rows(Q_LEN) < 64 ? all_rows(Q_LEN) : 64);
-    constexpr bool FEW_ROWS = all_rows(Q_LEN) <= 32;
-    const int clusters = ranges / COLUMN_GROUPS, real = sum * heads(p);
+  // Build::column_groups: returns whether a launch of `ranges` work ranges has column groups: if
+  // these lengths are so short that merges save more than scores cost. `_Deal` in
+  // leanbench.kernels.mla has the same rule for lengths that the host knows.
+  DEVICE bool in_groups(const Params &p, int ranges) const {
+    constexpr int ROW_COST = 4 * (all_rows(Build::q_len) < 64 ? all_rows(Build::q_len) : 64);
+    constexpr bool FEW_ROWS = all_rows(Build::q_len) <= 32;
+    const int clusters = ranges / Build::column_groups, real = sum * heads(p);
     // Most launches of long contexts end here, before any division.
-    if (output_tiles > clusters || real > clusters * MOST_GROUPED_STAGES) return false;
+    if (output_tiles > clusters || real > clusters * Build::most_grouped_stages) return false;
     const int longest = max(least_share(p), divide(real + clusters - 1, clusters));
     const int whole = max(least_share(p), divide(real + ranges - 1, ranges));
     const int splits = split_count(most, longest), whole_splits = split_count(most, whole);
     // In 64ths of a LeanTile.
-    const int cost = 64 * longest + (splits > 1 ? ROW_COST / COLUMN_GROUPS : 0) +
-                     (splits > ONE_ROUND ? 64 : 0);
+    const int cost = 64 * longest + (splits > 1 ? ROW_COST / Build::column_groups : 0) +
+                     (splits > Build::one_round ? 64 : 0);
     const int whole_cost =
-        64 * whole + (whole_splits > 1 ? ROW_COST : 0) + (whole_splits > ONE_ROUND ? 64 : 0);
+        64 * whole + (whole_splits > 1 ? ROW_COST : 0) + (whole_splits > Build::one_round ? 64 : 0);
     // Four groups of few rows repeat the scores, which pays if half of the SMs would idle.
-    const bool pays = COLUMN_GROUPS == 2 ? splits == 1 || splits >= LEAST_GROUPED_SPLITS
-                                         : !FEW_ROWS || 2 * real <= clusters;
-    return longest <= MOST_GROUPED_STAGES && pays && cost <= whole_cost;
+    const bool pays = Build::column_groups == 2
+                          ? splits == 1 || splits >= Build::least_grouped_splits
+                          : !FEW_ROWS || 2 * real <= clusters;
+    return longest <= Build::most_grouped_stages && pays && cost <= whole_cost;
   }
 
   // Returns the splits of all sequences with at most `longest` LeanTiles, which differs between
   // lanes.
-  __device__ __forceinline__ int splits_by_lane(const Params &p, int lane, int longest) const {
+  DEVICE int splits_by_lane(const Params &p, int lane, int longest) const {
     int count = 0;
 #pragma unroll 1
     for (int base = 0; base < p.batch; base += 32) {
@@ -90,14 +87,14 @@ struct Lengths {
 #pragma unroll 1
       for (int i = 0; i < sequences; i++) {
         const int splits = split_count(__shfl_sync(~0u, tiles, i), longest);
-        count += RAGGED_Q ? splits * __shfl_sync(~0u, rows, i) : splits;
+        count += Build::ragged_q ? splits * __shfl_sync(~0u, rows, i) : splits;
       }
     }
     return count;
   }
 
   // Returns the splits of all sequences for a single `longest`.
-  __device__ __forceinline__ int splits(const Params &p, int lane, int longest) const {
+  DEVICE int splits(const Params &p, int lane, int longest) const {
     int count = split_count(own_tiles, longest) * rows_of(p, lane);
     for (int i = lane + 32; i < p.batch; i += 32)
       count += split_count(of(p, i), longest) * rows_of(p, i);
@@ -105,21 +102,21 @@ struct Lengths {
   }
 };
 
-// RAGGED: returns the units of a sequence's output tiles in the schedule: splits after the first if
-// `longest` is the longest split; otherwise LeanTiles with their ends, without ends of packed ones
-// if it is negative. RAGGED_Q: 1 per output tile if it is negative.
-__device__ __forceinline__ int units_of(const Params &p, int sequence, int longest) {
+// Build::ragged: returns the units of a sequence's output tiles in the schedule: splits after the
+// first if `longest` is the longest split; otherwise LeanTiles with their ends, without ends of
+// packed ones if it is negative. Build::ragged_q: 1 per output tile if it is negative.
+DEVICE int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of_sequence(p, sequence);
-  const int units = RAGGED_Q && longest < 0 ? 1
-                    : longest > 0           ? split_count(tiles, longest) - 1
-                                            : tiles + end_tiles_of(p, tiles, longest < 0);
+  const int units = Build::ragged_q && longest < 0 ? 1
+                    : longest > 0                  ? split_count(tiles, longest) - 1
+                                                   : tiles + end_tiles_of(p, tiles, longest < 0);
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }
 
-// RAGGED: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
-__device__ __forceinline__ void find_sequence(const Params &p, int lane, int longest, int unit,
-                                              int &sequence, int &first_unit) {
+// Build::ragged: finds the sequence of unit `unit`, and its first unit; called by a whole warp.
+DEVICE void find_sequence(const Params &p, int lane, int longest, int unit, int &sequence,
+                          int &first_unit) {
   int seen = 0;
   for (int base = 0; base < p.batch; base += 32) {
     const int units = units_of(p, base + lane, longest);
@@ -139,8 +136,8 @@ __device__ __forceinline__ void find_sequence(const Params &p, int lane, int lon
   }
 }
 
-// RAGGED: returns the units of the preceding sequences.
-__device__ __forceinline__ int units_before(const Params &p, int lane, int longest, int sequence) {
+// Build::ragged: returns the units of the preceding sequences.
+DEVICE int units_before(const Params &p, int lane, int longest, int sequence) {
   int units = 0;
   for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);
   return __reduce_add_sync(~0u, units);

@@ -2,12 +2,9 @@
 // of 16-byte units. Each arrives whole and carries the epoch of its launch, so store and read need
 // neither fence nor flag, and earlier contents of a slot are never mistaken for a partial.
 #pragma once
+#include "lanes.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
-
-__device__ __forceinline__ float4 times(float4 x, float by) {
-  return make_float4(x.x * by, x.y * by, x.z * by, x.w * by);
-}
 
 // A 16-byte piece of a partial: four columns of a row, weighted relative to 2^m, and the sum of the
 // row's weights.
@@ -16,13 +13,10 @@ struct Piece {
   float m, l;  // m: in units of log2; l: 0 if no token was seen
 
   // Returns four columns of the output.
-  __device__ __forceinline__ float4 scaled() const {
-    const float scale = l > 0.0f ? rcp_approx_ftz(l) : l;  // 0 if no token was seen, or NaN
-    return times(o, scale);
-  }
+  DEVICE float4 scaled() const { return times(o, reciprocal(l)); }
 
   // Adds a logit without a value, in units of log2.
-  __device__ __forceinline__ void add_logit(float logit) {
+  DEVICE void add_logit(float logit) {
     const float reference = fmaxf(m, logit), scale = ex2_approx_ftz(m - reference);
     o = times(o, scale);
     l = l * scale + ex2_approx_ftz(logit - reference);
@@ -30,15 +24,20 @@ struct Piece {
   }
 
   // Adds four columns of the result of other tokens; its LSE is in units of log2.
-  __device__ __forceinline__ void add_result(float4 other, float lse) {
+  DEVICE void add_result(float4 other, float lse) {
     add_logit(lse);
     const float weight = ex2_approx_ftz(lse - m);
-    o.x += weight * other.x, o.y += weight * other.y;
-    o.z += weight * other.z, o.w += weight * other.w;
+    add_weighted(o, weight, other);
   }
 
-  __device__ __forceinline__ float lse() const {
-    return l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+  DEVICE float lse() const { return lse_of(m, l); }
+
+  // Return its units in the workspaces, each with the launch's epoch.
+  DEVICE uint4 first_unit(u32 epoch) const {
+    return make_uint4(__float_as_uint(o.x), __float_as_uint(o.y), __float_as_uint(o.z), epoch);
+  }
+  DEVICE uint4 second_unit(u32 epoch) const {
+    return make_uint4(__float_as_uint(o.w), __float_as_uint(m), __float_as_uint(l), epoch);
   }
 };
 
@@ -49,21 +48,25 @@ struct Parts {
   float4 o[COUNT];
   float m[COUNT], l[COUNT];  // m: -INFINITE without a part
 
+  // Sets part `i` from its units.
+  DEVICE void set(int i, const uint4 &first, const uint4 &second) {
+    o[i] = make_float4(__uint_as_float(first.x), __uint_as_float(first.y), __uint_as_float(first.z),
+                       __uint_as_float(second.x));
+    m[i] = __uint_as_float(second.y), l[i] = __uint_as_float(second.z);
+  }
+
   // Merges the parts of the TEAM threads of this piece; all of them get the result.
   template <int TEAM>
-  __device__ __forceinline__ Piece merged() const {
+  DEVICE Piece merged() const {
     float reference = LOWEST;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) reference = fmaxf(reference, m[i]);
-#pragma unroll
-    for (int step = 1; step < TEAM; step *= 2)
-      reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, step));
+    reference = max_of_lanes<1, TEAM>(reference);
     Piece sum = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), reference, 0.0f};
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
       const float weight = ex2_approx_ftz(m[i] - reference);
-      sum.o.x += weight * o[i].x, sum.o.y += weight * o[i].y;
-      sum.o.z += weight * o[i].z, sum.o.w += weight * o[i].w;
+      add_weighted(sum.o, weight, o[i]);
       sum.l += weight * l[i];
     }
 #pragma unroll
@@ -79,20 +82,16 @@ struct Parts {
 };
 
 // Stores a piece of a partial in its slot: two units, each with the epoch.
-__device__ __forceinline__ void store_partial(u32 *slot, int quad, const Piece &piece, u32 epoch) {
-  st_relaxed_gpu_b128(slot + 4 * quad,
-                      make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
-                                 __float_as_uint(piece.o.z), epoch));
-  st_relaxed_gpu_b128(slot + 4 * (QUADS + quad),
-                      make_uint4(__float_as_uint(piece.o.w), __float_as_uint(piece.m),
-                                 __float_as_uint(piece.l), epoch));
+DEVICE void store_partial(u32 *slot, int quad, const Piece &piece, u32 epoch) {
+  st_relaxed_gpu_b128(slot + 4 * quad, piece.first_unit(epoch));
+  st_relaxed_gpu_b128(slot + 4 * (QUADS + quad), piece.second_unit(epoch));
 }
 
 // Waits for the same piece of `count` < MERGE partials, `stride` numbers apart, and merges them
 // into `own`. All reads are in flight together; those that came too early are repeated.
 template <int TEAM>
-__device__ __forceinline__ Piece gather_partials(const Piece &own, const u32 *slots, i64 stride,
-                                                 int count, int quad, u32 epoch) {
+DEVICE Piece gather_partials(const Piece &own, const u32 *slots, i64 stride, int count, int quad,
+                             u32 epoch) {
   constexpr int EACH = MERGE / TEAM;
   const int member = threadIdx.x % TEAM;
   uint4 first[EACH], second[EACH];
@@ -114,12 +113,7 @@ __device__ __forceinline__ Piece gather_partials(const Piece &own, const u32 *sl
   }
   Parts<EACH> parts;
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    parts.o[i] = make_float4(__uint_as_float(first[i].x), __uint_as_float(first[i].y),
-                             __uint_as_float(first[i].z), __uint_as_float(second[i].x));
-    parts.m[i] = __uint_as_float(second[i].y);
-    parts.l[i] = __uint_as_float(second[i].z);
-  }
+  for (int i = 0; i < EACH; i++) parts.set(i, first[i], second[i]);
   // The last member's last element is free because count < MERGE.
   if (member == TEAM - 1)
     parts.o[EACH - 1] = own.o, parts.m[EACH - 1] = own.m, parts.l[EACH - 1] = own.l;

@@ -1,5 +1,5 @@
-// Context parallelism: each of PEERS GPUs has a part of every sequence's tokens. A CTA with an
-// output tile's partial of this GPU stores it by NVLink in the peer workspaces of all GPUs,
+// Context parallelism: each of Build::peers GPUs has a part of every sequence's tokens. A CTA with
+// an output tile's partial of this GPU stores it by NVLink in the peer workspaces of all GPUs,
 // including its own. At the end of its work range it merges the partials of all GPUs from its own
 // GPU's peer workspace, in the order of their ranks: the bits are the same on all GPUs.
 //
@@ -8,7 +8,6 @@
 // others' partials of launch n + 1. All others have then ended launch n, so the overwritten half
 // has been read.
 #pragma once
-#if PEERS
 #include "params.cuh"
 #include "partials.cuh"
 #include "ptx.cuh"
@@ -19,19 +18,20 @@ constexpr u64 LAUNCH_TICKETS = 1 << 20;
 
 // The CTA's state of the exchange, in shared memory.
 struct PeerPlaces {
-  u32 *workspaces[PEERS];  // the half of this launch
+  u32 *workspaces[GPUS];  // the half of this launch
   u32 epoch;
   unsigned short rank, failed;  // failed: a previous launch has timed out
 };
 
-static_assert(sizeof(PeerPlaces) == PEERS_BYTES, "CudaBuild.shared_bytes counts with it");
+static_assert(Build::peers == 0 || sizeof(PeerPlaces) == Shared::peers_bytes,
+              "CudaBuild.shared_bytes counts with it");
 
 // Address of a piece in a workspace, independent of the output tiles of the GPU that stores it.
 struct PeerPiece {
   i64 at, pieces;
 
   // Returns false if the row is padding.
-  __device__ __forceinline__ bool find(const Params &p, const Position &part, int quad) {
+  DEVICE bool find(const Params &p, const Position &part, int quad) {
     const HeadTile tile = part.head_tile();
     const int row = tile.row_offset + quad / ROW_QUADS, rows = all_rows(part.queries.count);
     pieces = (i64)p.batch * p.kv_heads * rows * ROW_QUADS;
@@ -41,37 +41,34 @@ struct PeerPiece {
   }
 
   // Returns the first of two units stored by rank `source`; the second is `pieces` units further.
-  __device__ __forceinline__ u32 *unit(u32 *workspace, int source) const {
+  DEVICE u32 *unit(u32 *workspace, int source) const {
     return workspace + 4 * (2 * source * pieces + at);
   }
 };
 
 // Stores a piece of this GPU's partial in the workspaces of all GPUs.
-__device__ __forceinline__ void push_piece(const Params &p, const Position &part, int quad,
-                                           const Piece &piece, const PeerPlaces &places) {
+DEVICE void push_piece(const Params &p, const Position &part, int quad, const Piece &piece,
+                       const PeerPlaces &places) {
   PeerPiece place;
   if (!place.find(p, part, quad)) return;
 #pragma unroll
-  for (int peer = 0; peer < PEERS; peer++) {
+  for (int peer = 0; peer < GPUS; peer++) {
     u32 *unit = place.unit(places.workspaces[peer], places.rank);
-    st_relaxed_sys_b128(unit, make_uint4(__float_as_uint(piece.o.x), __float_as_uint(piece.o.y),
-                                         __float_as_uint(piece.o.z), places.epoch));
-    st_relaxed_sys_b128(unit + 4 * place.pieces,
-                        make_uint4(__float_as_uint(piece.o.w), __float_as_uint(piece.m),
-                                   __float_as_uint(piece.l), places.epoch));
+    st_relaxed_sys_b128(unit, piece.first_unit(places.epoch));
+    st_relaxed_sys_b128(unit + 4 * place.pieces, piece.second_unit(places.epoch));
   }
 }
 
 // The CTA's side of the exchange.
 struct PeerExchange {
   u64 ticket, failed;  // thread 0
-  u32 *workspace;      // thread i < PEERS: of rank i
+  u32 *workspace;      // thread i < GPUS: of rank i
   int first, count;    // output tiles with partials stored by the CTA
   u64 deadline;        // of a waiting thread; 0: not waiting yet
 
   // Draws the CTA's ticket. Tickets count launches: those of a launch add up to LAUNCH_TICKETS.
   // This also counts a graph's replays, and no CTA has to be the last.
-  __device__ __forceinline__ void start(const Params &p) {
+  DEVICE void start(const Params &p) {
     first = count = 0;
     deadline = 0;
     if (threadIdx.x == 0) {
@@ -79,14 +76,14 @@ struct PeerExchange {
                                         blockIdx.x == 0 ? LAUNCH_TICKETS - (gridDim.x - 1) : 1);
       failed = p.peers->failed;
     }
-    if (threadIdx.x < PEERS) workspace = p.peers->workspaces[threadIdx.x];
+    if (threadIdx.x < GPUS) workspace = p.peers->workspaces[threadIdx.x];
   }
 
   // Called by all threads, before the barrier that precedes the first `push_piece`.
-  __device__ __forceinline__ void publish(const Params &p, PeerPlaces &places) {
+  DEVICE void publish(const Params &p, PeerPlaces &places) {
     if (threadIdx.x >= 32) return;
     const u32 launch = __shfl_sync(~0u, (u32)(ticket / LAUNCH_TICKETS), 0);
-    if (threadIdx.x < PEERS)
+    if (threadIdx.x < GPUS)
       places.workspaces[threadIdx.x] = workspace + (launch & 1) * p.peers->half_numbers;
     if (threadIdx.x == 0) {
       // 0 is the content of new workspaces.
@@ -97,33 +94,33 @@ struct PeerExchange {
 
   // Returns a hash of the call's shape. GPUs called with different shapes do not accept each
   // other's partials.
-  __device__ __forceinline__ static u32 shape(const Params &p) {
+  DEVICE static u32 shape(const Params &p) {
     u32 hash = 0;
-    for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)GROUP_SIZE, (u32)V_HEAD_DIM})
+    for (u32 size : {(u32)p.batch, (u32)p.kv_heads, (u32)p.q_len, (u32)Build::group_size,
+                     (u32)Build::v_head_dim})
       hash = (hash ^ size) * 0x9E3779B1u, hash ^= hash >> 15;
     return hash;
   }
 
-  __device__ __forceinline__ void stored(int output_tile) {
+  DEVICE void stored(int output_tile) {
     if (count == 0) first = output_tile;
     count++;
   }
 
   // Waits for all GPUs' partials of a piece and returns them merged; NaN past the deadline.
-  __device__ __forceinline__ Piece gather(const Params &p, const PeerPiece &place,
-                                          const PeerPlaces &places) {
+  DEVICE Piece gather(const Params &p, const PeerPiece &place, const PeerPlaces &places) {
     u32 *workspace = places.workspaces[places.rank];
-    uint4 head[PEERS], rest[PEERS];
+    uint4 head[GPUS], rest[GPUS];
     while (true) {
       int missing = -1;
 #pragma unroll
-      for (int peer = 0; peer < PEERS; peer++) {
+      for (int peer = 0; peer < GPUS; peer++) {
         const u32 *unit = place.unit(workspace, peer);
         head[peer] = ld_relaxed_sys_b128(unit);
         rest[peer] = ld_relaxed_sys_b128(unit + 4 * place.pieces);
       }
 #pragma unroll
-      for (int peer = 0; peer < PEERS; peer++)
+      for (int peer = 0; peer < GPUS; peer++)
         if (head[peer].w != places.epoch | rest[peer].w != places.epoch) missing = peer;
       if (missing < 0) break;
       if (is_late(p, places)) {
@@ -132,23 +129,16 @@ struct PeerExchange {
         return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), 0.0f, NOT_A_NUMBER};
       }
     }
-    Parts<PEERS> parts;
+    Parts<GPUS> parts;
 #pragma unroll
-    for (int peer = 0; peer < PEERS; peer++) {
-      parts.o[peer] =
-          make_float4(__uint_as_float(head[peer].x), __uint_as_float(head[peer].y),
-                      __uint_as_float(head[peer].z), __uint_as_float(rest[peer].x));
-      parts.m[peer] = __uint_as_float(rest[peer].y);
-      parts.l[peer] = __uint_as_float(rest[peer].z);
-    }
+    for (int peer = 0; peer < GPUS; peer++) parts.set(peer, head[peer], rest[peer]);
     return parts.template merged<1>();
   }
 
   // After a timeout, later launches do not wait: many may be queued, or in a graph.
-  __device__ __forceinline__ bool is_late(const Params &p, const PeerPlaces &places) {
+  DEVICE bool is_late(const Params &p, const PeerPlaces &places) {
     const u64 now = globaltimer();
     if (deadline == 0) deadline = now + (places.failed ? 0 : p.peers->timeout_ns);
     return now > deadline;
   }
 };
-#endif

@@ -2,31 +2,29 @@
 #pragma once
 #include "params.cuh"
 
-__device__ __forceinline__ u32 shared_address(const void *pointer) {
-  return (u32)__cvta_generic_to_shared(pointer);
-}
+DEVICE u32 shared_address(const void *pointer) { return (u32)__cvta_generic_to_shared(pointer); }
 
 // ---- arithmetic --------------------------------------------------------------------------------
 
-__device__ __forceinline__ float ex2_approx_ftz(float x) {
+DEVICE float ex2_approx_ftz(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float rcp_approx_ftz(float x) {
+DEVICE float rcp_approx_ftz(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float lg2_approx_ftz(float x) {
+DEVICE float lg2_approx_ftz(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float cvt_f32_f16(u32 half) {
+DEVICE float cvt_f32_f16(u32 half) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((unsigned short)half));
   return x;
@@ -34,18 +32,17 @@ __device__ __forceinline__ float cvt_f32_f16(u32 half) {
 
 // Converts two numbers to 16 bits, `low` to the low half.
 template <bool TO_BF16>
-__device__ __forceinline__ u32 cvt_rn_x2(float low, float high) {
+DEVICE u32 cvt_rn_x2(float low, float high) {
   u32 both;
-  if (TO_BF16)
+  if constexpr (TO_BF16)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
 
-#if __CUDA_ARCH__ >= 890
-// Converts two numbers from e4m3 to fp16.
-__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
+// Converts two numbers from e4m3 to fp16; of compute capability 8.9, as the next.
+DEVICE u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   u32 both;
   asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
   return both;
@@ -53,9 +50,9 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
 
 // Converts a word's low or high half: the only form of operand that the instruction takes.
 template <int HALF>
-__device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
+DEVICE u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
   u32 both;
-  if (HALF == 0)
+  if constexpr (HALF == 0)
     asm("{\n"
         ".reg .b16 low, high;\n"
         "mov.b32 {low, high}, %1;\n"
@@ -73,37 +70,36 @@ __device__ __forceinline__ u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
         : "r"(word));
   return both;
 }
-#endif
 
 // ---- matrices ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 movmatrix_trans(u32 fragment) {
+DEVICE u32 movmatrix_trans(u32 fragment) {
   u32 result;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(fragment));
   return result;
 }
 
-__device__ __forceinline__ void ldmatrix_x4(u32 (&a)[4], u32 address) {
+DEVICE void ldmatrix_x4(u32 (&a)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&a)[4], u32 address) {
+DEVICE void ldmatrix_x4_trans(u32 (&a)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3])
                : "r"(address));
 }
 
-__device__ __forceinline__ void ldmatrix_x2(u32 (&b)[2], u32 address) {
+DEVICE void ldmatrix_x2(u32 (&b)[2], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                : "=r"(b[0]), "=r"(b[1])
                : "r"(address));
 }
 
 // c += a b.
-__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  if (BF16_OPERANDS)
+DEVICE void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (BF16_OPERANDS)
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
@@ -117,10 +113,10 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u
 
 // ---- copies to shared memory -------------------------------------------------------------------
 
-__device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
+DEVICE void cp_async_cg_16(u32 to, const void *from) {
   // Whole lines of 128 bytes are prefetched, unless rows share lines with others that are not
   // needed now: rows of 160 and 192 bytes, one KV head of a token-major cache.
-  if (HEADS_OF_ROW * (HEAD_DIM | V_HEAD_DIM) * KV_BYTES % 128 == 0)
+  if constexpr (Build::heads_of_row * (Build::head_dim | Build::v_head_dim) * KV_BYTES % 128 == 0)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
                  : "memory");
   else
@@ -128,52 +124,50 @@ __device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from) {
 }
 
 // Copies if `copied`; otherwise writes zeros and reads nothing.
-__device__ __forceinline__ void cp_async_cg_16(u32 to, const void *from, bool copied) {
+DEVICE void cp_async_cg_16(u32 to, const void *from, bool copied) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(copied ? 16 : 0)
                : "memory");
 }
 
 // Copies 4 bytes if `copied`; otherwise writes zeros and reads nothing.
-__device__ __forceinline__ void cp_async_ca_4(u32 to, const void *from, bool copied) {
+DEVICE void cp_async_ca_4(u32 to, const void *from, bool copied) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(copied ? 4 : 0)
                : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit_group() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+DEVICE void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most PENDING of the latest groups are in flight.
 template <int PENDING>
-__device__ __forceinline__ void cp_async_wait_group() {
+DEVICE void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-__device__ __forceinline__ float ld_shared_f32(u32 address) {
+DEVICE float ld_shared_f32(u32 address) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
   return x;
 }
 
-__device__ __forceinline__ void st_shared_v4(u32 address, u32 x) {
+DEVICE void st_shared_v4(u32 address, u32 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(x) : "memory");
 }
 
-__device__ __forceinline__ void st_shared_b32(u32 address, u32 x) {
+DEVICE void st_shared_b32(u32 address, u32 x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
 // Of compute capability 9.0, as what follows up to the next section.
 // Data read once leaves the L2 first.
-__device__ __forceinline__ u64 createpolicy_evict_first() {
+DEVICE u64 createpolicy_evict_first() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 
-__device__ __forceinline__ u64 createpolicy_evict_unchanged() {
+DEVICE u64 createpolicy_evict_unchanged() {
   u64 policy;
   asm("createpolicy.fractional.L2::evict_unchanged.b64 %0, 1.0;" : "=l"(policy));
   return policy;
@@ -181,8 +175,8 @@ __device__ __forceinline__ u64 createpolicy_evict_unchanged() {
 
 // Copies to this CTA, in a cluster too: on compute capability 12.0 the form for memory of a cluster
 // is a call of the driver.
-__device__ __forceinline__ void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier,
-                                                        int x, int y, int z, int w, u64 policy) {
+DEVICE void cp_async_bulk_tensor_4d(u32 to, const TensorMap *map, u32 barrier, int x, int y, int z,
+                                    int w, u64 policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
       ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
@@ -190,22 +184,22 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(u32 to, const TensorMap 
       : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_init(u32 barrier) {
+DEVICE void mbarrier_init(u32 barrier) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
+DEVICE void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
 // Arrives once for this thread after all of its previous cp.async copies.
-__device__ __forceinline__ void cp_async_mbarrier_arrive_noinc(u32 barrier) {
+DEVICE void cp_async_mbarrier_arrive_noinc(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Polls until the phase of this parity is complete.
-__device__ __forceinline__ void mbarrier_try_wait_parity(u32 barrier, u32 parity) {
+DEVICE void mbarrier_try_wait_parity(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
@@ -217,61 +211,62 @@ __device__ __forceinline__ void mbarrier_try_wait_parity(u32 barrier, u32 parity
       : "memory");
 }
 
-__device__ __forceinline__ void fence_mbarrier_init_release_cluster() {
+DEVICE void fence_mbarrier_init_release_cluster() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void fence_proxy_async_shared_cta() {
+DEVICE void fence_proxy_async_shared_cta() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // ---- global memory that other CTAs read and write ----------------------------------------------
 
 // 16 bytes, accessed as a whole by the threads of SCOPE: gpu or sys (all GPUs).
-#define RELAXED_B128(SCOPE)                                                                    \
-  __device__ __forceinline__ void st_relaxed_##SCOPE##_b128(u32 *at, uint4 x) {                \
-    asm volatile(                                                                              \
-        "{\n"                                                                                  \
-        ".reg .b64 low, high;\n"                                                               \
-        ".reg .b128 whole;\n"                                                                  \
-        "mov.b64 low, {%1, %2};\n"                                                             \
-        "mov.b64 high, {%3, %4};\n"                                                            \
-        "mov.b128 whole, {low, high};\n"                                                       \
-        "st.relaxed." #SCOPE ".global.b128 [%0], whole;\n"                                     \
-        "}" ::"l"(at),                                                                         \
-        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)                                                 \
-        : "memory");                                                                           \
-  }                                                                                            \
-                                                                                               \
-  __device__ __forceinline__ uint4 ld_relaxed_##SCOPE##_b128(const u32 *at) {                  \
-    uint4 x;                                                                                   \
-    asm volatile(                                                                              \
-        "{\n"                                                                                  \
-        ".reg .b64 low, high;\n"                                                               \
-        ".reg .b128 whole;\n"                                                                  \
-        "ld.relaxed." #SCOPE ".global.b128 whole, [%4];\n"                                     \
-        "mov.b128 {low, high}, whole;\n"                                                       \
-        "mov.b64 {%0, %1}, low;\n"                                                             \
-        "mov.b64 {%2, %3}, high;\n"                                                            \
-        "}"                                                                                    \
-        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)                                           \
-        : "l"(at)                                                                              \
-        : "memory");                                                                           \
-    return x;                                                                                  \
+#define RELAXED_B128(SCOPE)                                 \
+  DEVICE void st_relaxed_##SCOPE##_b128(u32 *at, uint4 x) { \
+    asm volatile(                                           \
+        "{\n"                                               \
+        ".reg .b64 low, high;\n"                            \
+        ".reg .b128 whole;\n"                               \
+        "mov.b64 low, {%1, %2};\n"                          \
+        "mov.b64 high, {%3, %4};\n"                         \
+        "mov.b128 whole, {low, high};\n"                    \
+        "st.relaxed." #SCOPE                                \
+        ".global.b128 [%0], whole;\n"                       \
+        "}" ::"l"(at),                                      \
+        "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)              \
+        : "memory");                                        \
+  }                                                         \
+                                                            \
+  DEVICE uint4 ld_relaxed_##SCOPE##_b128(const u32 *at) {   \
+    uint4 x;                                                \
+    asm volatile(                                           \
+        "{\n"                                               \
+        ".reg .b64 low, high;\n"                            \
+        ".reg .b128 whole;\n"                               \
+        "ld.relaxed." #SCOPE                                \
+        ".global.b128 whole, [%4];\n"                       \
+        "mov.b128 {low, high}, whole;\n"                    \
+        "mov.b64 {%0, %1}, low;\n"                          \
+        "mov.b64 {%2, %3}, high;\n"                         \
+        "}"                                                 \
+        : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)        \
+        : "l"(at)                                           \
+        : "memory");                                        \
+    return x;                                               \
   }
 
 RELAXED_B128(gpu)
 
-#if PEERS
 // ---- memory that other GPUs read and write -----------------------------------------------------
 
 RELAXED_B128(sys)
 
-__device__ __forceinline__ void st_relaxed_sys_u32(u32 *at, u32 x) {
+DEVICE void st_relaxed_sys_u32(u32 *at, u32 x) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
 
-__device__ __forceinline__ u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
+DEVICE u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
   u64 before;
   asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;"
                : "=l"(before)
@@ -279,32 +274,29 @@ __device__ __forceinline__ u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
                : "memory");
   return before;
 }
-#endif
 
 // ---- clusters ----------------------------------------------------------------------------------
 
-__device__ __forceinline__ void barrier_cluster_arrive() {
+DEVICE void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void barrier_cluster_wait() {
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-}
+DEVICE void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ int cluster_ctarank() {
+DEVICE int cluster_ctarank() {
   int rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
 // Returns the address in CTA `rank` of the cluster that corresponds to `address` in this one.
-__device__ __forceinline__ u32 mapa_shared_cluster(u32 address, int rank) {
+DEVICE u32 mapa_shared_cluster(u32 address, int rank) {
   u32 result;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
   return result;
 }
 
-__device__ __forceinline__ float4 ld_shared_cluster_v4(u32 address) {
+DEVICE float4 ld_shared_cluster_v4(u32 address) {
   float4 x;
   asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
                : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
@@ -313,7 +305,7 @@ __device__ __forceinline__ float4 ld_shared_cluster_v4(u32 address) {
   return x;
 }
 
-__device__ __forceinline__ float2 ld_shared_cluster_v2(u32 address) {
+DEVICE float2 ld_shared_cluster_v2(u32 address) {
   float2 x;
   asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
                : "=f"(x.x), "=f"(x.y)
@@ -325,13 +317,13 @@ __device__ __forceinline__ float2 ld_shared_cluster_v2(u32 address) {
 // ---- registers of the machine ------------------------------------------------------------------
 
 // Returns nanoseconds of a clock shared by all SMs.
-__device__ __forceinline__ u64 globaltimer() {
+DEVICE u64 globaltimer() {
   u64 now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
   return now;
 }
 
-__device__ __forceinline__ u32 smid() {
+DEVICE u32 smid() {
   u32 sm;
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
   return sm;

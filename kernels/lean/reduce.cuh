@@ -7,82 +7,84 @@
 #include "ptx.cuh"
 #include "schedule.cuh"
 
-// SINKS: returns the sink of the output tile's row `row`.
-__device__ __forceinline__ u32 sink_of(const Params &p, const Position &part, u32 row) {
+// Build::sinks: returns the sink of the output tile's row `row`.
+template <class Row>
+DEVICE u32 sink_of(const Params &p, const Position &part, Row row) {
   const HeadTile tile = part.head_tile();
-  const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + row) % GROUP_SIZE;
-  return SINKS == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
-                    : __ldg(static_cast<const unsigned short *>(p.sinks) + head);
+  const int head = tile.kv_head * Build::group_size + (tile.row_offset + row) % Build::group_size;
+  return Build::sinks == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
+                           : __ldg(static_cast<const unsigned short *>(p.sinks) + head);
 }
 
-// SINKS: returns the sink of the part's row threadIdx.x. It is read at the beginning of the part
-// and arrives by its end.
-__device__ __forceinline__ u32 load_sink(const Params &p, const Position &part) {
-  return threadIdx.x < ROWS ? sink_of(p, part, threadIdx.x) : 0;
+// Build::sinks: returns the sink of the part's row threadIdx.x. It is read at the beginning of the
+// part and arrives by its end.
+DEVICE u32 load_sink(const Params &p, const Position &part) {
+  return threadIdx.x < Build::rows ? sink_of(p, part, threadIdx.x) : 0;
 }
 
 // Returns a sink's logit in units of log2.
-__device__ __forceinline__ float logit_of(u32 sink) {
-  const u32 bits = SINKS == 3 ? sink << 16 : sink;
-  return (SINKS == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
+DEVICE float logit_of(u32 sink) {
+  const u32 bits = Build::sinks == 3 ? sink << 16 : sink;
+  return (Build::sinks == 2 ? cvt_f32_f16(bits) : __uint_as_float(bits)) * LOG2_E;
 }
 
 // Returns a number of Q's dtype.
-__device__ __forceinline__ float number_of_half(u32 bits) {
-  return BF16 ? __uint_as_float(bits << 16) : cvt_f32_f16(bits);
+DEVICE float number_of_half(u32 bits) {
+  return Build::bf16 ? __uint_as_float(bits << 16) : cvt_f32_f16(bits);
 }
 
-// PRIOR: adds the result of other tokens to four columns of a query token's head.
-__device__ __forceinline__ void add_prior(const Params &p, const Position &part, int query, int head,
-                                          int column, Piece &piece) {
+// Build::prior: adds the result of other tokens to four columns of a query token's head.
+DEVICE void add_prior(const Params &p, const Position &part, int query, int head, int column,
+                      Piece &piece) {
   const int count = part.queries.count;
-  const int token = query + (RAGGED_Q ? part.queries.first : part.sequence * count);
-  const int tokens = RAGGED_Q ? p.total_queries : p.batch * count;
-  const i64 row = (i64)token * p.kv_heads * GROUP_SIZE + head;
-  const uint2 o = __ldg(reinterpret_cast<const uint2 *>(p.prior + row * V_HEAD_DIM + column));
+  const int token = query + (Build::ragged_q ? part.queries.first : part.sequence * count);
+  const int tokens = Build::ragged_q ? p.total_queries : p.batch * count;
+  const i64 row = (i64)token * p.kv_heads * Build::group_size + head;
+  const uint2 o =
+      __ldg(reinterpret_cast<const uint2 *>(p.prior + row * Build::v_head_dim + column));
   piece.add_result(make_float4(number_of_half(o.x & 0xffff), number_of_half(o.x >> 16),
                                number_of_half(o.y & 0xffff), number_of_half(o.y >> 16)),
                    __ldg(p.prior_lse + (i64)head * tokens + token) * LOG2_E);
 }
 
 // Writes four columns of the output; the first four include the row's LSE. `sink`: of the row.
-__device__ __forceinline__ void write_output(const Params &p, const Position &part, int quad,
-                                             Piece piece, u32 sink) {
+DEVICE void write_output(const Params &p, const Position &part, int quad, Piece piece, u32 sink) {
   const HeadTile tile = part.head_tile();
   const int row = tile.row_offset + quad / ROW_QUADS;
   if (!ONE_ROW_TILE && row >= all_rows(part.queries.count)) return;
-  const int head = tile.kv_head * GROUP_SIZE + row % GROUP_SIZE;
-  const int query = row / GROUP_SIZE;
+  const int head = tile.kv_head * Build::group_size + row % Build::group_size;
+  const int query = row / Build::group_size;
   const int column = quad % ROW_QUADS * 4;
-  unsigned short *at = p.out + (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
-                                         : part.sequence * p.stride_out_batch) +
+  unsigned short *at = p.out +
+                       (Build::ragged_q ? part.queries.first * (i64)p.stride_out_token
+                                        : part.sequence * p.stride_out_batch) +
                        (i64)query * p.stride_out_token + (i64)head * p.stride_out_head + column;
-  if (PRIOR) add_prior(p, part, query, head, column, piece);
-  if (SINKS) piece.add_logit(logit_of(sink));
+  if constexpr (Build::prior) add_prior(p, part, query, head, column, piece);
+  if constexpr (Build::sinks) piece.add_logit(logit_of(sink));
   const float4 o = piece.scaled();
-  *reinterpret_cast<uint2 *>(at) = make_uint2(cvt_rn_x2<BF16>(o.x, o.y), cvt_rn_x2<BF16>(o.z, o.w));
+  *reinterpret_cast<uint2 *>(at) =
+      make_uint2(cvt_rn_x2<Build::bf16>(o.x, o.y), cvt_rn_x2<Build::bf16>(o.z, o.w));
   if (column == 0)
-    p.lse[(RAGGED_Q ? (i64)head * p.total_queries + part.queries.first
-                    : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * part.queries.count) +
+    p.lse[(Build::ragged_q ? (i64)head * p.total_queries + part.queries.first
+                           : ((i64)part.sequence * p.kv_heads * Build::group_size + head) *
+                                 part.queries.count) +
           query] = piece.lse();
 }
 
 // Writes a piece of this GPU's result to the output, or to all GPUs that share the sequence.
-__device__ __forceinline__ void finish_piece(const Params &p, const Position &part, int quad,
-                                             const Piece &piece, const unsigned char *shared) {
-#if PEERS
-  push_piece(p, part, quad, piece, *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT));
-#else
-  const u32 *sinks = reinterpret_cast<const u32 *>(shared + SINKS_AT);
-  write_output(p, part, quad, piece, SINKS ? sinks[quad / ROW_QUADS] : 0);
-#endif
+DEVICE void finish_piece(const Params &p, const Position &part, int quad, const Piece &piece,
+                         const unsigned char *shared) {
+  const u32 *sinks = at_place<u32>(shared, Shared::sinks);
+  if constexpr (Build::peers > 0)
+    push_piece(p, part, quad, piece, *at_place<PeerPlaces>(shared, Shared::peers));
+  else
+    write_output(p, part, quad, piece, Build::sinks ? sinks[quad / ROW_QUADS] : 0);
 }
 
-#if PEERS
 // Writes the output tiles that the CTA, with its cluster, has pushed, from all GPUs' partials.
-__device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exchange, int rank,
-                                              const unsigned char *shared) {
-  const PeerPlaces &places = *reinterpret_cast<const PeerPlaces *>(shared + PEERS_AT);
+DEVICE void collect_peers(const Params &p, PeerExchange &exchange, int rank,
+                          const unsigned char *shared) {
+  const PeerPlaces &places = *at_place<PeerPlaces>(shared, Shared::peers);
 #pragma unroll 1
   for (int i = threadIdx.x; i < exchange.count * SLICE; i += THREADS) {
     const int tile = exchange.first + i / SLICE, quad = rank * SLICE + i % SLICE;
@@ -94,37 +96,36 @@ __device__ __forceinline__ void collect_peers(const Params &p, PeerExchange &exc
     PeerPiece place;
     if (!place.find(p, part, quad)) continue;
     write_output(p, part, quad, exchange.gather(p, place, places),
-                 SINKS ? sink_of(p, part, quad / ROW_QUADS) : 0);
+                 Build::sinks ? sink_of(p, part, (u32)(quad / ROW_QUADS)) : 0);
   }
 }
-#endif
 
 // Merges a piece of the CTA's partial from its warps.
 template <int TEAM>
-__device__ __forceinline__ Piece merge_warps(const float *scratch, const float2 *logs, int quad) {
-  constexpr int EACH = (WARPS + TEAM - 1) / TEAM;
+DEVICE Piece merge_warps(const float *scratch, const float2 *logs, int quad) {
+  constexpr int EACH = (Build::warps + TEAM - 1) / TEAM;
   const int row = quad / ROW_QUADS;
   Parts<EACH> parts;
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     const int warp = i * TEAM + threadIdx.x % TEAM;
-    const int from = min(warp, WARPS - 1);
-    const float2 state = logs[from * ROWS + row];
+    const int from = min(warp, Build::warps - 1);
+    const float2 state = logs[from * Build::rows + row];
     parts.o[i] = *reinterpret_cast<const float4 *>(scratch + from * SCRATCH_WARP +
                                                    row * SCRATCH_ROW + quad % ROW_QUADS * 4);
-    parts.m[i] = warp < WARPS ? state.x : -INFINITE;
+    parts.m[i] = warp < Build::warps ? state.x : -INFINITE;
     parts.l[i] = state.y;
   }
   return parts.template merged<TEAM>();
 }
 
 // Writes a packed output tile, by the warp that walked it.
-__device__ __forceinline__ void write_packed(const Params &p, const Position &part, int warp,
-                                             int lane, const float *scratch, const float2 *logs) {
+DEVICE void write_packed(const Params &p, const Position &part, int warp, int lane,
+                         const float *scratch, const float2 *logs) {
 #pragma unroll 2
   for (int quad = lane; quad < QUADS; quad += 32) {
     const int row = quad / ROW_QUADS;
-    const float2 state = logs[warp * ROWS + row];
+    const float2 state = logs[warp * Build::rows + row];
     write_output(p, part, quad,
                  {*reinterpret_cast<const float4 *>(scratch + warp * SCRATCH_WARP +
                                                     row * SCRATCH_ROW + quad % ROW_QUADS * 4),
@@ -135,27 +136,26 @@ __device__ __forceinline__ void write_packed(const Params &p, const Position &pa
 
 // Merges a piece of the cluster's partial from its CTAs.
 template <int TEAM>
-__device__ __forceinline__ Piece merge_cluster(u32 own, int quad) {
-  constexpr int EACH = (CLUSTER + TEAM - 1) / TEAM;
+DEVICE Piece merge_cluster(u32 own, int quad) {
+  constexpr int EACH = (Build::cluster + TEAM - 1) / TEAM;
   Parts<EACH> parts;
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     const int rank = i * TEAM + threadIdx.x % TEAM;
-    const int peer = min(rank, CLUSTER - 1);
+    const int peer = min(rank, Build::cluster - 1);
     parts.o[i] = ld_shared_cluster_v4(mapa_shared_cluster(own + 16 * quad, peer));
-    const float2 weights = ld_shared_cluster_v2(
-        mapa_shared_cluster(own + 16 * QUADS + 8 * (quad / ROW_QUADS), peer));
-    parts.m[i] = rank < CLUSTER ? weights.x : -INFINITE;
+    const float2 weights =
+        ld_shared_cluster_v2(mapa_shared_cluster(own + 16 * QUADS + 8 * (quad / ROW_QUADS), peer));
+    parts.m[i] = rank < Build::cluster ? weights.x : -INFINITE;
     parts.l[i] = weights.y;
   }
   return parts.template merged<TEAM>();
 }
 
 // Publishes the CTA's partial to its peers.
-__device__ __forceinline__ void publish_partial(float4 *own, const float *scratch,
-                                                const float2 *logs) {
+DEVICE void publish_partial(float4 *own, const float *scratch, const float2 *logs) {
   constexpr int TEAM = team_of(QUADS);
-#pragma unroll(SHARED_QUERY ? 2 : 1)
+#pragma unroll(Build::shared_query ? 2 : 1)
   for (int base = 0; base < QUADS; base += THREADS / TEAM) {
     const int quad = base + threadIdx.x / TEAM;
     const Piece piece = merge_warps<TEAM>(scratch, logs, min(quad, QUADS - 1));
@@ -168,10 +168,9 @@ __device__ __forceinline__ void publish_partial(float4 *own, const float *scratc
 }
 
 // Writes an output tile by the cluster's first CTA, which has computed all of its chunks.
-__device__ __forceinline__ void write_alone(const Params &p, const Position &part,
-                                            const unsigned char *shared) {
-  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
-  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
+DEVICE void write_alone(const Params &p, const Position &part, const unsigned char *shared) {
+  const float *scratch = at_place<float>(shared, Shared::scratch);
+  const float2 *logs = at_place<float2>(shared, Shared::logs);
 #pragma unroll 1
   for (int quad = threadIdx.x; quad < QUADS; quad += THREADS)
     finish_piece(p, part, quad, merge_warps<1>(scratch, logs, quad), shared);
@@ -181,17 +180,16 @@ __device__ __forceinline__ void write_alone(const Params &p, const Position &par
 // the output tile's splits. A split waits only for later splits, which belong to ranges that
 // started earlier.
 template <int TEAM>
-__device__ __forceinline__ void reduce_partials(const Params &p, const Position &part,
-                                                const Splits &splits, int range, int quad,
-                                                bool valid, Piece piece,
-                                                const unsigned char *shared, u32 epoch) {
-  u32 *slot = p.partials + (i64)range * SLOT;
+DEVICE void reduce_partials(const Params &p, const Position &part, const Splits &splits, int range,
+                            int quad, bool valid, Piece piece, const unsigned char *shared,
+                            u32 epoch) {
+  u32 *slot = p.partials + (i64)range * (Build::partial_bytes / 4);
   bool stored = false;
 #pragma unroll 1
   for (int level = 0; splits.count - 1 >> level; level += MERGE_BITS) {
     stored = (splits.mine >> level) % MERGE != 0;
     if (stored) break;
-    const i64 stride = (i64)SLOT << level;
+    const i64 stride = (i64)(Build::partial_bytes / 4) << level;
     const int others = valid ? min(MERGE - 1, splits.count - 1 - splits.mine >> level) : 0;
     piece = gather_partials<TEAM>(piece, slot + stride, stride, others, quad, epoch);
   }
@@ -205,13 +203,12 @@ __device__ __forceinline__ void reduce_partials(const Params &p, const Position 
 
 // Merges the CTA's warps and the cluster's CTAs, and reduces this CTA's slice. All threads stay
 // until the end, because they shuffle.
-__device__ __forceinline__ void reduce_part(const Params &p, const Position &part,
-                                            const Splits &splits, int range, int rank,
-                                            unsigned char *shared, bool first_part, u32 epoch) {
-  const float *scratch = reinterpret_cast<const float *>(shared + SCRATCH_AT);
-  const float2 *logs = reinterpret_cast<const float2 *>(shared + LOGS_AT);
-  float4 *own = reinterpret_cast<float4 *>(shared + OWN_AT);
-  if (CLUSTER > 1) {
+DEVICE void reduce_part(const Params &p, const Position &part, const Splits &splits, int range,
+                        int rank, unsigned char *shared, bool first_part, u32 epoch) {
+  const float *scratch = at_place<float>(shared, Shared::scratch);
+  const float2 *logs = at_place<float2>(shared, Shared::logs);
+  float4 *own = at_place<float4>(shared, Shared::partial);
+  if constexpr (Build::cluster > 1) {
     if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
     publish_partial(own, scratch, logs);
     barrier_cluster_arrive();
@@ -223,9 +220,9 @@ __device__ __forceinline__ void reduce_part(const Params &p, const Position &par
     const int within = base + threadIdx.x / TEAM, wanted = rank * SLICE + within;
     const bool valid = within < SLICE && wanted < QUADS;
     const int quad = valid ? wanted : QUADS - 1;
-    const Piece piece = CLUSTER > 1 ? merge_cluster<TEAM>(shared_address(own), quad)
-                                    : merge_warps<TEAM>(scratch, logs, quad);
+    const Piece piece = Build::cluster > 1 ? merge_cluster<TEAM>(shared_address(own), quad)
+                                           : merge_warps<TEAM>(scratch, logs, quad);
     reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, shared, epoch);
   }
-  if (CLUSTER > 1) barrier_cluster_arrive();
+  if constexpr (Build::cluster > 1) barrier_cluster_arrive();
 }

@@ -1,13 +1,15 @@
 // Rotary position embedding of Q, and of K before it is appended. Pairs of numbers are rotated by
-// angles that follow from the token's position, and rounded to their dtype. The first ROTARY_DIM
-// numbers of a head are paired: number i with i + ROTARY_DIM / 2, or INTERLEAVED 2i with 2i + 1.
+// angles that follow from the token's position, and rounded to their dtype. The first
+// Build::rotary_dim numbers of a head are paired: number i with i + Build::rotary_dim / 2, or
+// Build::interleaved 2i with 2i + 1.
 #pragma once
 #include "params.cuh"
 #include "ptx.cuh"
 
 // Converts two numbers from Q's dtype.
-__device__ __forceinline__ float2 floats_of(u32 both) {
-  if (BF16) return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
+DEVICE float2 floats_of(u32 both) {
+  if constexpr (Build::bf16)
+    return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000));
   return make_float2(cvt_f32_f16(both & 0xffff), cvt_f32_f16(both >> 16));
 }
 
@@ -16,9 +18,9 @@ struct Angles {
   const unsigned short *cos, *sin;
 
   // Positions past the last use the last.
-  __device__ __forceinline__ void enter(const Params &p, int position) {
-    if (ROTARY_DIM == 0) return;
-    const i64 row = (i64)min(position, p.rotary_positions - 1) * (ROTARY_DIM / 2);
+  DEVICE void enter(const Params &p, int position) {
+    if constexpr (Build::rotary_dim == 0) return;
+    const i64 row = (i64)min(position, p.rotary_positions - 1) * (Build::rotary_dim / 2);
     cos = p.rotary_cos + row, sin = p.rotary_sin + row;
   }
 };
@@ -29,33 +31,35 @@ struct Turn {
   u32 other, cos, sin;
 
   // Starts reading the operands for the numbers at `at`; the first is in `column`.
-  __device__ __forceinline__ void read(const Angles &angles, const void *at, int column) {
-    if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return;
-    if (INTERLEAVED) {
+  DEVICE void read(const Angles &angles, const void *at, int column) {
+    if (Build::rotary_dim == 0 || column >= Build::rotary_dim) return;
+    if constexpr (Build::interleaved) {
       cos = __ldg(angles.cos + column / 2), sin = __ldg(angles.sin + column / 2);
       return;
     }
-    const bool is_low = column < ROTARY_DIM / 2;
-    const int angle = is_low ? column : column - ROTARY_DIM / 2;
-    other = __ldg(static_cast<const u32 *>(at) + (is_low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4));
+    const bool is_low = column < Build::rotary_dim / 2;
+    const int angle = is_low ? column : column - Build::rotary_dim / 2;
+    other = __ldg(static_cast<const u32 *>(at) +
+                  (is_low ? Build::rotary_dim / 4 : -Build::rotary_dim / 4));
     cos = __ldg(reinterpret_cast<const u32 *>(angles.cos + angle));
     sin = __ldg(reinterpret_cast<const u32 *>(angles.sin + angle));
   }
 
   // Returns the numbers `own`, rotated.
-  __device__ __forceinline__ u32 of(u32 own, int column) const {
-    if (ROTARY_DIM == 0 || column >= ROTARY_DIM) return own;
+  DEVICE u32 of(u32 own, int column) const {
+    if (Build::rotary_dim == 0 || column >= Build::rotary_dim) return own;
     const float2 x = floats_of(own), c = floats_of(cos), s = floats_of(sin);
-    if (INTERLEAVED) return cvt_rn_x2<BF16>(x.x * c.x - x.y * s.x, x.y * c.x + x.x * s.x);
+    if constexpr (Build::interleaved)
+      return cvt_rn_x2<Build::bf16>(x.x * c.x - x.y * s.x, x.y * c.x + x.x * s.x);
     const float2 y = floats_of(other);
-    const float sign = column < ROTARY_DIM / 2 ? -1.0f : 1.0f;
-    return cvt_rn_x2<BF16>(x.x * c.x + sign * y.x * s.x, x.y * c.y + sign * y.y * s.y);
+    const float sign = column < Build::rotary_dim / 2 ? -1.0f : 1.0f;
+    return cvt_rn_x2<Build::bf16>(x.x * c.x + sign * y.x * s.x, x.y * c.y + sign * y.y * s.y);
   }
 };
 
 // Rotates two numbers of a row, read from `at`, after reading their operands; the first is in
 // `column`.
-__device__ __forceinline__ u32 turned(const Angles &angles, u32 own, const void *at, int column) {
+DEVICE u32 turned(const Angles &angles, u32 own, const void *at, int column) {
   Turn turn;
   turn.read(angles, at, column);
   return turn.of(own, column);

@@ -5,60 +5,42 @@
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-// S of CHUNK tokens, over 16 numbers of the depth.
-__device__ __forceinline__ void score_step(float (&s)[32], u64 q, u64 k, int add) {
-  wgmma_m64n64k16(s, q, k, add);
-}
-__device__ __forceinline__ void score_step(float (&s)[64], u64 q, u64 k, int add) {
-  wgmma_m64n128k16(s, q, k, add);
-}
-
-// O += P V of 16 tokens.
-__device__ __forceinline__ void value_step(float (&o)[32], const u32 (&p)[4], u64 v) {
-  wgmma_m64n64k16(o, p, v);
-}
-__device__ __forceinline__ void value_step(float (&o)[64], const u32 (&p)[4], u64 v) {
-  wgmma_m64n128k16(o, p, v);
-}
-__device__ __forceinline__ void value_step(float (&o)[128], const u32 (&p)[4], u64 v) {
-  wgmma_m64n256k16(o, p, v);
-}
-
 // Warpgroups alternate at the tensor cores: one multiplies while the other turns scores into
 // weights.
-__device__ __forceinline__ void take_turn() {
-  if (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
+DEVICE void take_turn() {
+  if constexpr (WARPGROUPS > 1) bar_sync(TURN_OF_WARPGROUP + warpgroup(), CONSUMERS);
 }
 
-__device__ __forceinline__ void pass_turn() {
-  if (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
+DEVICE void pass_turn() {
+  if constexpr (WARPGROUPS > 1) bar_arrive(TURN_OF_WARPGROUP + 1 - warpgroup(), CONSUMERS);
 }
 
 // Arrives at a barrier: this warp has finished reading memory that may be overwritten.
-__device__ __forceinline__ void release(u32 barrier) {
+DEVICE void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
 // Waits for a stage's K, or V. Matrix instructions read through the async proxy, as bulk copies
 // write. The proxy sees data from cp.async only after a fence.
-__device__ __forceinline__ void wait_for_copies(u32 full, int parity) {
+DEVICE void wait_for_copies(u32 full, int parity) {
   mbarrier_try_wait_parity(full, parity);
-  if (!BULK) fence_proxy_async_shared_cta();
+  if constexpr (!Build::bulk) fence_proxy_async_shared_cta();
 }
 
 // Returns row `row` of an output tile in q.
-__device__ __forceinline__ const QNumber *query_row(const Params &p, const Position &part, int row) {
+DEVICE const QNumber *query_row(const Params &p, const Position &part, int row) {
   const HeadTile tile = part.head_tile();
   const int of_head = tile.row_offset + row;
   return p.q +
-         (RAGGED_Q ? part.queries.first * (i64)p.stride_q_token : part.sequence * p.stride_q_batch) +
-         (i64)(of_head / GROUP_SIZE) * p.stride_q_token +
-         (i64)(tile.kv_head * GROUP_SIZE + of_head % GROUP_SIZE) * p.stride_q_head;
+         (Build::ragged_q ? part.queries.first * (i64)p.stride_q_token
+                          : part.sequence * p.stride_q_batch) +
+         (i64)(of_head / Build::group_size) * p.stride_q_token +
+         (i64)(tile.kv_head * Build::group_size + of_head % Build::group_size) * p.stride_q_head;
 }
 
 // Prefetches all rows of Q into the L2; called by a whole warp.
-__device__ __forceinline__ void prefetch_queries(const Params &p, const Position &part) {
+DEVICE void prefetch_queries(const Params &p, const Position &part) {
   const int rows = rows_of(part);
 #pragma unroll 1
   for (int row = threadIdx.x % 32; row < rows; row += 32)
@@ -68,9 +50,8 @@ __device__ __forceinline__ void prefetch_queries(const Params &p, const Position
 }
 
 // Copies this warpgroup's rows of Q to shared memory, with zeros for missing rows.
-__device__ __forceinline__ void load_queries(const Params &p, const Position &part,
-                                             unsigned char *memory) {
-  constexpr int PIECES = HEAD_DIM / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
+DEVICE void load_queries(const Params &p, const Position &part, unsigned char *memory) {
+  constexpr int PIECES = Build::head_dim / 8, OF_THREAD = GROUP_ROWS * PIECES / 128;
   constexpr int AT_ONCE = OF_THREAD % 8 ? 4 : 8;
   const int rows = rows_of(part);
 #pragma unroll 1
@@ -102,62 +83,62 @@ __device__ __forceinline__ void load_queries(const Params &p, const Position &pa
 }
 
 // Starts S = Q K^T of a stage.
-__device__ __forceinline__ void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
+DEVICE void start_scores(float (&s)[SCORES], u32 shared, Stage stage) {
   wait_for_copies(stage.barrier(shared, K_FULL), stage.parity());
   wgmma_fence();
 #pragma unroll
   for (int column = 0; column < K_COLUMNS; column++) {
-    const u64 q = matrix_descriptor(
-        shared + column * QUERY_COLUMN + warpgroup() * GROUP_ROWS * 128, 16);
+    const u64 q =
+        matrix_descriptor(shared + column * QUERY_COLUMN + warpgroup() * GROUP_ROWS * 128, 16);
     const u64 k = matrix_descriptor(stage.k(shared) + column * TOKEN_COLUMN, 16);
 #pragma unroll
-    for (int step = 0; step < 4; step++) score_step(s, q + 2 * step, k + 2 * step, column + step > 0);
+    for (int step = 0; step < 4; step++)
+      wgmma_m64k16(s, q + 2 * step, k + 2 * step, column + step > 0);
   }
   wgmma_commit_group();
 }
 
 // Starts O += P V of a stage.
-__device__ __forceinline__ void start_values(float (&o)[COLUMNS],
-                                             const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
-                                             Stage stage) {
+DEVICE void start_values(float (&o)[COLUMNS], const u32 (&weights)[TOKEN_STEPS][4], u32 shared,
+                         Stage stage) {
   wait_for_copies(stage.barrier(shared, V_FULL), stage.parity());
   const u64 v = matrix_descriptor(stage.v(shared), TOKEN_COLUMN);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < TOKEN_STEPS; step++)
-    value_step(o, weights[step], v + step * (16 * 128 >> 4));
+    wgmma_m64k16(o, weights[step], v + step * (16 * 128 >> 4));
   wgmma_commit_group();
 }
 
 // True if scores are transformed before they become weights.
-constexpr bool SHAPED_SCORES = SOFTCAP || ALIBI;
+constexpr bool SHAPED_SCORES = Build::softcap || Build::alibi;
 
 // Soft cap and ALiBi, as in `cap_scores` and `slope_scores` of attend.cuh.
 struct Shape {
-  float slopes[2];  // ALIBI: of a thread's two rows
-  int own[2];       // ALIBI: positions of their query tokens in the cache
+  float slopes[2];  // Build::alibi: of a thread's two rows
+  int own[2];       // Build::alibi: positions of their query tokens in the cache
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
-    if (!ALIBI) return;
+  DEVICE void enter_part(const Params &p, const Position &part) {
+    if constexpr (!Build::alibi) return;
     const HeadTile tile = part.head_tile();
-    const float *of_heads = p.alibi_slopes + part.sequence * p.stride_slopes_batch +
-                            tile.kv_head * GROUP_SIZE;
+    const float *of_heads =
+        p.alibi_slopes + part.sequence * p.stride_slopes_batch + tile.kv_head * Build::group_size;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int row = tile.row_offset + own_row() + 8 * half;
-      slopes[half] = __ldg(of_heads + row % GROUP_SIZE);
-      own[half] = part.tokens - part.queries.count + row / GROUP_SIZE;
+      slopes[half] = __ldg(of_heads + row % Build::group_size);
+      own[half] = part.tokens - part.queries.count + row / Build::group_size;
     }
   }
 
   // Transforms scores of the chunk from `token` on into exponents of 2.
-  __device__ __forceinline__ void apply(const Params &p, float (&s)[SCORES], int token) const {
+  DEVICE void apply(const Params &p, float (&s)[SCORES], int token) const {
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       s[i] *= p.qk_scale;
-      if (SOFTCAP)
+      if constexpr (Build::softcap)
         s[i] = p.softcap - 2.0f * p.softcap * rcp_approx_ftz(1.0f + ex2_approx_ftz(s[i]));
-      if (ALIBI) {
+      if constexpr (Build::alibi) {
         const int half = i / 2 % 2;
         const float distance = fabsf(__int2float_rz(token + own_column(i) - own[half]));
         s[i] -= slopes[half] * (distance * LOG2_E);
@@ -172,7 +153,7 @@ struct Seen {
   int all_from, all_to;  // visible to all rows of the warp
   int start, tokens;     // of the sequence
 
-  __device__ __forceinline__ void enter_part(const Params &p, const Position &part) {
+  DEVICE void enter_part(const Params &p, const Position &part) {
     const int row_offset = part.head_tile().row_offset;
     const int warp_row = row_offset + threadIdx.x / 32 * 16;
 #pragma unroll
@@ -187,8 +168,8 @@ struct Seen {
   }
 
   // Masks tokens of the chunk from `token` on that a row does not see.
-  __device__ __forceinline__ void mask(float (&s)[SCORES], int token) const {
-    if (token + CHUNK <= all_to && (!MASKED_STARTS || token >= all_from)) return;
+  DEVICE void mask(float (&s)[SCORES], int token) const {
+    if (token + Build::chunk <= all_to && (!MASKED_STARTS || token >= all_from)) return;
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
       const int at = token + own_column(i), half = i / 2 % 2;
@@ -198,11 +179,12 @@ struct Seen {
 
   // Zeroes the values of tokens outside the sequence. They can be NaN, which weights of 0 do not
   // remove. Each warpgroup does it for its own reads.
-  __device__ __forceinline__ void zero_values(u32 shared, Stage stage, int token) const {
-    const int left = tokens - token, before = START_STEP > 1 && MASKED_STARTS ? start - token : 0;
-    if (left >= CHUNK && before <= 0) return;
+  DEVICE void zero_values(u32 shared, Stage stage, int token) const {
+    const int left = tokens - token,
+              before = Build::start_step > 1 && MASKED_STARTS ? start - token : 0;
+    if (left >= Build::chunk && before <= 0) return;
     mbarrier_try_wait_parity(stage.barrier(shared, V_FULL), stage.parity());
-    for (int i = threadIdx.x % 128; i < CHUNK * 8; i += 128)
+    for (int i = threadIdx.x % 128; i < Build::chunk * 8; i += 128)
       if (i / 8 >= left || i / 8 < before)
 #pragma unroll
         for (int column = 0; column < V_COLUMNS; column++)
@@ -212,19 +194,10 @@ struct Seen {
   }
 };
 
-// References of the weights of a thread's two rows, and their sums over its tokens so far.
-struct Softmax {
-  float m[2], l[2];
-  float scale[2];  // factor of the sums before the latest chunk
-
-  __device__ __forceinline__ void reset() {
-    m[0] = m[1] = LOWEST;
-    l[0] = l[1] = 0.0f;
-  }
-
+struct Softmax : RowSums {
   // Turns scores into weights; `qk_scale` above 0 makes them exponents of 2. Returns whether a row
   // of the warp may have a scale other than 1.
-  __device__ __forceinline__ bool weigh(float (&s)[SCORES], float qk_scale) {
+  DEVICE bool weigh(float (&s)[SCORES], float qk_scale) {
     float high[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -240,9 +213,7 @@ struct Softmax {
     if (rescales) {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        float whole = fmaxf(high[half], __shfl_xor_sync(~0u, high[half], 1));
-        whole = fmaxf(whole, __shfl_xor_sync(~0u, whole, 2));
-        const float moved = fmaxf(m[half], whole - RESCALE_MARGIN);
+        const float moved = fmaxf(m[half], max_of_lanes<1, 4>(high[half]) - RESCALE_MARGIN);
         scale[half] = ex2_approx_ftz(m[half] - moved);
         m[half] = moved;
         l[half] *= scale[half];
@@ -263,28 +234,13 @@ struct Softmax {
   }
 
   // Returns whether products of scores are rounded before a reference is subtracted.
-  __device__ __forceinline__ bool is_large() const {
+  DEVICE bool is_large() const {
     return !SHAPED_SCORES && ((fabsf(m[0]) > MOST_FUSED) | (fabsf(m[1]) > MOST_FUSED));
-  }
-
-  // Returns the sum over the whole row.
-  __device__ __forceinline__ float sum(int half) const {
-    float whole = l[half];
-    whole += __shfl_xor_sync(~0u, whole, 1);
-    return whole + __shfl_xor_sync(~0u, whole, 2);
   }
 };
 
-// Packs weights as left operands of a matrix instruction.
-__device__ __forceinline__ void pack_weights(const float (&s)[SCORES],
-                                             u32 (&weights)[TOKEN_STEPS][4]) {
-#pragma unroll
-  for (int i = 0; i < SCORES / 2; i++)
-    weights[i / 4][i % 4] = cvt_rn_x2<BF16>(s[2 * i], s[2 * i + 1]);
-}
-
 // Walks a part in which this warpgroup has no rows: releases every stage, and passes its turns.
-__device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u32 shared) {
+DEVICE void skip_part(const Position &part, Stage &stage, u32 shared) {
   for (int chunk = 0; chunk < part.chunks; chunk++, stage.filled++) {
     if (chunk > 0) {
       take_turn();
@@ -297,11 +253,10 @@ __device__ __forceinline__ void skip_part(const Position &part, Stage &stage, u3
   }
 }
 
-// Attends to a part: accumulates values in `o`, and the softmax. CLUSTER > 1: only this CTA's
-// chunks; `rank` is its number in the cluster.
-__device__ __forceinline__ void attend_part(const Params &p, const Position &part, Stage &stage,
-                                            int rank, u32 shared, unsigned char *memory,
-                                            float (&o)[COLUMNS], Softmax &softmax) {
+// Attends to a part: accumulates values in `o`, and the softmax. Build::cluster > 1: only this
+// CTA's chunks; `rank` is its number in the cluster.
+DEVICE void attend_part(const Params &p, const Position &part, Stage &stage, int rank, u32 shared,
+                        unsigned char *memory, float (&o)[COLUMNS], Softmax &softmax) {
 #pragma unroll
   for (int i = 0; i < COLUMNS; i++) o[i] = 0.0f;
   softmax.reset();
@@ -314,9 +269,9 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     return;
   }
   load_queries(p, part, memory);
-  const int first = CLUSTER > 1 ? rank : 0;
-  if (CLUSTER > 1 && first >= part.chunks) return;
-  const int last = part.chunks - 1 - (part.chunks - 1 - first) % CLUSTER;
+  const int first = Build::cluster > 1 ? rank : 0;
+  if (Build::cluster > 1 && first >= part.chunks) return;
+  const int last = part.chunks - 1 - (part.chunks - 1 - first) % Build::cluster;
   Seen seen;
   seen.enter_part(p, part);
   Shape shape;
@@ -330,18 +285,18 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
   wgmma_wait_group<0>();
   hold(s);
   release(stage.barrier(shared, K_EMPTY));
-  if (shaped) shape.apply(p, s, part.token + first * CHUNK);
-  seen.mask(s, part.token + first * CHUNK);
+  if (shaped) shape.apply(p, s, part.token + first * Build::chunk);
+  seen.mask(s, part.token + first * Build::chunk);
   softmax.weigh(s, scale);
   pack_weights(s, weights);
   // The tensor cores multiply values of a chunk while scores of the next become weights.
 #pragma unroll 1
-  for (int chunk = first + CLUSTER; chunk < part.chunks; chunk += CLUSTER) {
+  for (int chunk = first + Build::cluster; chunk < part.chunks; chunk += Build::cluster) {
     const Stage next = {stage.filled + 1};
-    const int token = part.token + chunk * CHUNK;
+    const int token = part.token + chunk * Build::chunk;
     take_turn();
     start_scores(s, shared, next);
-    seen.zero_values(shared, stage, token - CLUSTER * CHUNK);
+    seen.zero_values(shared, stage, token - Build::cluster * Build::chunk);
     start_values(o, weights, shared, stage);
     pass_turn();
     wgmma_wait_group<1>();
@@ -359,7 +314,7 @@ __device__ __forceinline__ void attend_part(const Params &p, const Position &par
     pack_weights(s, weights);
     stage = next;
   }
-  seen.zero_values(shared, stage, part.token + last * CHUNK);
+  seen.zero_values(shared, stage, part.token + last * Build::chunk);
   start_values(o, weights, shared, stage);
   wgmma_wait_group<0>();
   hold(o);

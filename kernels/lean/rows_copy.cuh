@@ -5,31 +5,29 @@
 #include "rows_layout.cuh"
 #include "wgmma.cuh"
 
-constexpr int COPY_ROWS = CHUNK / COPY_WARPS;  // rows per warp; a lane has one's address
-constexpr int ROWS_AT_ONCE = 32 / 8;           // with 64 numbers copied by a warp: 8 lanes per row
+constexpr int COPY_ROWS = Build::chunk / COPY_WARPS;  // rows per warp; a lane has one's address
+constexpr int ROWS_AT_ONCE = 32 / 8;  // with 64 numbers copied by a warp: 8 lanes per row
 
 struct RowCopies {
   int page;  // of this lane's token of the next chunk
 
   // Returns this lane's token of the chunk from `token` on. Past the sequence's end, the last token
   // is copied again and masked.
-  __device__ __forceinline__ static int own_token(const Position &part, int token) {
+  DEVICE static int own_token(const Position &part, int token) {
     const int row = (threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + threadIdx.x % COPY_ROWS;
     return min(token + row, part.tokens - 1);
   }
 
   // Reads the page of a chunk, in flight while the previous chunk is copied.
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int kv_head,
-                                          int token) {
-    if (PAGE == 0) return;
+  DEVICE void look_up(const Params &p, const Position &part, int kv_head, int token) {
+    if constexpr (Build::page == 0) return;
     const int *row = table_row(p, part.sequence, kv_head);
     page = __ldg(row + own_token(part, token) / PAGE_OR_1);
   }
 
   // Starts this warp's copies of a stage's K, or V; `own` is the start of this lane's row.
   template <int COLUMNS>
-  __device__ __forceinline__ static void copy(u32 to, u32 full, u32 empty, int parity,
-                                              const KvNumber *own) {
+  DEVICE static void copy(u32 to, u32 full, u32 empty, int parity, const KvNumber *own) {
     const int lane = threadIdx.x % 32, row = lane / 8, piece = lane % 8;
     to += ((threadIdx.x / 32 - COPY_WARP) * COPY_ROWS + row) * 128 + (piece ^ row) * 16;
     mbarrier_try_wait_parity(empty, parity ^ 1);
@@ -46,16 +44,17 @@ struct RowCopies {
   }
 
   // Copies the chunk from `token` on, and looks up the next one's pages.
-  __device__ __forceinline__ void copy_chunk(const Params &p, const Position &part, Stage stage,
-                                             u32 shared, int token, int kv_head, int cache_row) {
+  DEVICE void copy_chunk(const Params &p, const Position &part, Stage stage, u32 shared, int token,
+                         int kv_head, int cache_row) {
     const int at = own_token(part, token);
-    const i64 outer = PAGE > 0 ? page : cache_row, from = PAGE > 0 ? at % PAGE_OR_1 : at;
+    const i64 outer = Build::page > 0 ? page : cache_row,
+              from = Build::page > 0 ? at % PAGE_OR_1 : at;
     // Both addresses precede the look-up: otherwise a register move would wait for it.
-    const KvNumber *k = p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch +
-                        from * p.stride_k_token;
-    const KvNumber *v = p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch +
-                        from * p.stride_v_token;
-    look_up(p, part, kv_head, token + CHUNK);
+    const KvNumber *k =
+        p.k + kv_head * p.stride_k_head + outer * p.stride_k_batch + from * p.stride_k_token;
+    const KvNumber *v =
+        p.v + kv_head * p.stride_v_head + outer * p.stride_v_batch + from * p.stride_v_token;
+    look_up(p, part, kv_head, token + Build::chunk);
     copy<K_COLUMNS>(stage.k(shared), stage.barrier(shared, K_FULL), stage.barrier(shared, K_EMPTY),
                     stage.parity(), k);
     copy<V_COLUMNS>(stage.v(shared), stage.barrier(shared, V_FULL), stage.barrier(shared, V_EMPTY),

@@ -12,62 +12,52 @@ struct RowWriter {
   float *lse;
   int row_offset, stride_lse;
 
-  __device__ __forceinline__ RowWriter(const Params &p, const Position &part) {
+  DEVICE RowWriter(const Params &p, const Position &part) {
     const HeadTile tile = part.head_tile();
     row_offset = tile.row_offset;
-    const int head = tile.kv_head * GROUP_SIZE;
+    const int head = tile.kv_head * Build::group_size;
     out = p.out + (i64)head * p.stride_out_head +
-          (RAGGED_Q ? part.queries.first * (i64)p.stride_out_token
-                    : part.sequence * p.stride_out_batch);
-    stride_lse = RAGGED_Q ? p.total_queries : part.queries.count;
-    lse = p.lse + (RAGGED_Q ? (i64)head * stride_lse + part.queries.first
-                            : ((i64)part.sequence * p.kv_heads * GROUP_SIZE + head) * stride_lse);
+          (Build::ragged_q ? part.queries.first * (i64)p.stride_out_token
+                           : part.sequence * p.stride_out_batch);
+    stride_lse = Build::ragged_q ? p.total_queries : part.queries.count;
+    lse = p.lse + (Build::ragged_q
+                       ? (i64)head * stride_lse + part.queries.first
+                       : ((i64)part.sequence * p.kv_heads * Build::group_size + head) * stride_lse);
   }
 
   // Returns the address of row `row` of the output tile.
-  __device__ __forceinline__ unsigned short *at(const Params &p, int row) const {
+  DEVICE unsigned short *at(const Params &p, int row) const {
     const int of_head = row_offset + row;
-    return out + (i64)(of_head / GROUP_SIZE) * p.stride_out_token +
-           (i64)(of_head % GROUP_SIZE) * p.stride_out_head;
+    return out + (i64)(of_head / Build::group_size) * p.stride_out_token +
+           (i64)(of_head % Build::group_size) * p.stride_out_head;
   }
 
-  __device__ __forceinline__ void write_lse(int row, float m, float l) const {
+  DEVICE void write_lse(int row, float m, float l) const {
     const int of_head = row_offset + row;
-    lse[(i64)(of_head % GROUP_SIZE) * stride_lse + of_head / GROUP_SIZE] =
-        l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+    lse[(i64)(of_head % Build::group_size) * stride_lse + of_head / Build::group_size] =
+        lse_of(m, l);
   }
 };
 
-// Returns the factor of a row's sum of values; 0 if no token was seen, or NaN.
-__device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
-
-// SINKS: returns the logit of a row's head, in units of log2.
-__device__ __forceinline__ float sink_of(const Params &p, const Position &part, int row) {
-  const HeadTile tile = part.head_tile();
-  const int head = tile.kv_head * GROUP_SIZE + (tile.row_offset + row) % GROUP_SIZE;
-  return logit_of(SINKS == 1 ? __ldg(static_cast<const u32 *>(p.sinks) + head)
-                             : __ldg(static_cast<const unsigned short *>(p.sinks) + head));
-}
-
 // Writes this warp's rows of an output tile, in whole lines through shared memory if the queries
 // are no longer needed.
-__device__ __forceinline__ void write_rows(const Params &p, const Position &part,
-                                           unsigned char *memory, const float (&o)[COLUMNS],
-                                           const float (&m)[2], const float (&l)[2]) {
+DEVICE void write_rows(const Params &p, const Position &part, unsigned char *memory,
+                       const float (&o)[COLUMNS], const float (&m)[2], const float (&l)[2]) {
   const RowWriter writer(p, part);
   const int rows = rows_of(part), lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
     // Includes the sink.
-    const float sink = SINKS ? sink_of(p, part, row) : m[half], high = fmaxf(m[half], sink);
+    const float sink = Build::sinks ? logit_of(sink_of(p, part, row)) : m[half],
+                high = fmaxf(m[half], sink);
     const float share = ex2_approx_ftz(m[half] - high);
-    const float sum = l[half] * share + (SINKS ? ex2_approx_ftz(sink - high) : 0.0f);
+    const float sum = l[half] * share + (Build::sinks ? ex2_approx_ftz(sink - high) : 0.0f);
     const float scale = share * reciprocal(sum);
 #pragma unroll
-    for (int i = 0; i < V_HEAD_DIM / 8; i++)
+    for (int i = 0; i < Build::v_head_dim / 8; i++)
       *reinterpret_cast<u32 *>(memory + piece_at(row, i) + lane % 4 * 4) =
-          cvt_rn_x2<BF16>(o[4 * i + 2 * half] * scale, o[4 * i + 2 * half + 1] * scale);
+          cvt_rn_x2<Build::bf16>(o[4 * i + 2 * half] * scale, o[4 * i + 2 * half + 1] * scale);
     if (lane % 4 == 0 && row < rows) writer.write_lse(row, high, sum);
   }
   __syncwarp();
@@ -91,22 +81,22 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 }
 
 // Waits for all threads of the cluster, including copying ones.
-__device__ __forceinline__ void meet_cluster() {
+DEVICE void meet_cluster() {
   __syncwarp();  // lanes have diverged
   barrier_cluster_arrive();
   barrier_cluster_wait();
 }
 
 // Stores this thread's two rows of sums, and their (m, l), for others to read.
-__device__ __forceinline__ void store_sums(unsigned char *memory, const float (&o)[COLUMNS],
-                                           const float (&m)[2], const float (&l)[2]) {
+DEVICE void store_sums(unsigned char *memory, const float (&o)[COLUMNS], const float (&m)[2],
+                       const float (&l)[2]) {
   const int lane = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = own_row() + 8 * half;
     float *to = reinterpret_cast<float *>(memory + SUMS_AT) + row * SUM_ROW + 2 * lane;
 #pragma unroll
-    for (int i = 0; i < V_HEAD_DIM / 8; i++)
+    for (int i = 0; i < Build::v_head_dim / 8; i++)
       *reinterpret_cast<float2 *>(to + 8 * i) =
           make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]);
     if (lane == 0)
@@ -116,27 +106,26 @@ __device__ __forceinline__ void store_sums(unsigned char *memory, const float (&
 
 // Merges the sums of a cluster with a whole output tile in distributed shared memory. Each CTA
 // merges and writes a share of the rows. Called by all computing threads.
-__device__ __forceinline__ void merge_cluster(const Params &p, const Position &part, int rank,
-                                              u32 shared, unsigned char *memory,
-                                              const float (&o)[COLUMNS], const float (&m)[2],
-                                              const float (&l)[2]) {
+DEVICE void merge_cluster(const Params &p, const Position &part, int rank, u32 shared,
+                          unsigned char *memory, const float (&o)[COLUMNS], const float (&m)[2],
+                          const float (&l)[2]) {
   bar_sync(OF_CONSUMERS, CONSUMERS);  // the ring has been read
   store_sums(memory, o, m, l);
   meet_cluster();
   const RowWriter writer(p, part);
-  const int rows = rows_of(part), share = (rows + CLUSTER - 1) / CLUSTER;
+  const int rows = rows_of(part), share = (rows + Build::cluster - 1) / Build::cluster;
   const int first = rank * share, units = max(0, min(share, rows - first)) * ROW_UNITS;
   // All reads of AT_ONCE units precede the first use.
-  constexpr int AT_ONCE = 8 / CLUSTER;
+  constexpr int AT_ONCE = 8 / Build::cluster;
 #pragma unroll 1
   for (int base = threadIdx.x; base < units; base += AT_ONCE * CONSUMERS) {
-    float4 sums[AT_ONCE][CLUSTER];
-    float2 logs[AT_ONCE][CLUSTER];
+    float4 sums[AT_ONCE][Build::cluster];
+    float2 logs[AT_ONCE][Build::cluster];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
       const int at = min(base + i * CONSUMERS, units - 1), row = first + at / ROW_UNITS;
 #pragma unroll
-      for (int peer = 0; peer < CLUSTER; peer++) {
+      for (int peer = 0; peer < Build::cluster; peer++) {
         const u32 there = mapa_shared_cluster(shared, peer);
         sums[i][peer] =
             ld_shared_cluster_v4(there + SUMS_AT + 4 * row * SUM_ROW + at % ROW_UNITS * 16);
@@ -147,22 +136,22 @@ __device__ __forceinline__ void merge_cluster(const Params &p, const Position &p
     for (int i = 0; i < AT_ONCE; i++) {
       const int at = base + i * CONSUMERS, row = first + at / ROW_UNITS;
       if (at >= units) break;
-      const float sink = SINKS ? sink_of(p, part, row) : LOWEST;
+      const float sink = Build::sinks ? logit_of(sink_of(p, part, row)) : LOWEST;
       float high = sink;
 #pragma unroll
-      for (int peer = 0; peer < CLUSTER; peer++) high = fmaxf(high, logs[i][peer].x);
-      float sum = SINKS ? ex2_approx_ftz(sink - high) : 0.0f;
+      for (int peer = 0; peer < Build::cluster; peer++) high = fmaxf(high, logs[i][peer].x);
+      float sum = Build::sinks ? ex2_approx_ftz(sink - high) : 0.0f;
       float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-      for (int peer = 0; peer < CLUSTER; peer++) {
+      for (int peer = 0; peer < Build::cluster; peer++) {
         const float weight = ex2_approx_ftz(logs[i][peer].x - high);
         sum += weight * logs[i][peer].y;
-        x.x += weight * sums[i][peer].x, x.y += weight * sums[i][peer].y;
-        x.z += weight * sums[i][peer].z, x.w += weight * sums[i][peer].w;
+        add_weighted(x, weight, sums[i][peer]);
       }
       const float scale = reciprocal(sum);
-      *reinterpret_cast<uint2 *>(writer.at(p, row) + at % ROW_UNITS * 4) = make_uint2(
-          cvt_rn_x2<BF16>(x.x * scale, x.y * scale), cvt_rn_x2<BF16>(x.z * scale, x.w * scale));
+      *reinterpret_cast<uint2 *>(writer.at(p, row) + at % ROW_UNITS * 4) =
+          make_uint2(cvt_rn_x2<Build::bf16>(x.x * scale, x.y * scale),
+                     cvt_rn_x2<Build::bf16>(x.z * scale, x.w * scale));
       if (at % ROW_UNITS == 0) writer.write_lse(row, high, sum);
     }
   }
@@ -179,18 +168,18 @@ struct Slots {
   // output tile.
   int mergers;
 
-  __device__ __forceinline__ Slots(const Params &p, const WorkRange &range, const Position &part,
-                                   const Splits &splits) {
+  DEVICE Slots(const Params &p, const WorkRange &range, const Position &part,
+               const Splits &splits) {
     partials = p.partials;
     second = range.slot - splits.mine;
     mergers = splits.count;
-    if (!RAGGED || range.longest == 0) {
+    if (!Build::ragged || range.longest == 0) {
       const int host = range.slot - splits.mine, tile_start = part.at - part.first;
       const bool begins = range_start(host, range.share, range.longer) == tile_start;
       first = begins ? host : gridDim.x + host;
       if (range_start(host + splits.count, range.share, range.longer) > tile_start + part.tiles)
         mergers--;
-    } else if (RAGGED_Q) {
+    } else if constexpr (Build::ragged_q) {
       first = units_before(p, threadIdx.x % 32, -1, part.sequence) + part.head;
     } else {
       first = part.sequence * head_tiles(p) + part.head;
@@ -198,31 +187,32 @@ struct Slots {
   }
 
   // Returns unit `unit` of a split's partial.
-  __device__ __forceinline__ u32 *at(int split, int unit) const {
-    return partials + (i64)(split == 0 ? first : second + split) * (PARTIAL_BYTES / 4) + 4 * unit;
+  DEVICE u32 *at(int split, int unit) const {
+    return partials + (i64)(split == 0 ? first : second + split) * (Build::partial_bytes / 4) +
+           4 * unit;
   }
 };
 
 // Replaces the last byte of four numbers by the epoch, with an error of 2^-15 of each; NaN stays
 // NaN.
-__device__ __forceinline__ uint4 marked(float x, float y, float z, float w, u32 epoch) {
+DEVICE uint4 marked(float x, float y, float z, float w, u32 epoch) {
   return make_uint4(__byte_perm(__float_as_uint(x), epoch, 0x3214),
                     __byte_perm(__float_as_uint(y), epoch, 0x3215),
                     __byte_perm(__float_as_uint(z), epoch, 0x3216),
                     __byte_perm(__float_as_uint(w), epoch, 0x3217));
 }
 
-__device__ __forceinline__ bool has_epoch(const uint4 &unit, u32 epoch) {
+DEVICE bool has_epoch(const uint4 &unit, u32 epoch) {
   return (__byte_perm(unit.x, unit.y, 0x0040) & 0xffff |
           __byte_perm(unit.z, unit.w, 0x4000) & 0xffff0000) == epoch;
 }
 
-__device__ __forceinline__ float number_of(u32 marked) { return __uint_as_float(marked & ~0xffu); }
+DEVICE float number_of(u32 marked) { return __uint_as_float(marked & ~0xffu); }
 
 // Stores this thread's rows of a partial.
-__device__ __forceinline__ void store_partial(const Position &part, const Slots &slots, int split,
-                                              const float (&o)[COLUMNS], const float (&m)[2],
-                                              const float (&l)[2], u32 epoch) {
+DEVICE void store_partial(const Position &part, const Slots &slots, int split,
+                          const float (&o)[COLUMNS], const float (&m)[2], const float (&l)[2],
+                          u32 epoch) {
   const int rows = rows_of(part), lane = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -241,9 +231,8 @@ __device__ __forceinline__ void store_partial(const Position &part, const Slots 
 }
 
 // Adds the partial of the output tile's other split to this thread's rows.
-__device__ __forceinline__ void add_partial(const Position &part, const Slots &slots, int split,
-                                            float (&o)[COLUMNS], float (&m)[2], float (&l)[2],
-                                            u32 epoch) {
+DEVICE void add_partial(const Position &part, const Slots &slots, int split, float (&o)[COLUMNS],
+                        float (&m)[2], float (&l)[2], u32 epoch) {
   constexpr int OF_ROW = ROW_UNITS / 4, AT_ONCE = OF_ROW < 8 ? OF_ROW : 8;
   const int last = rows_of(part) - 1;
 #pragma unroll
@@ -286,9 +275,8 @@ __device__ __forceinline__ void add_partial(const Position &part, const Slots &s
 // Merges rows of this CTA's share: AT_ONCE rows per warp, SPLITS of each at a time. Called by a
 // whole warp; each thread rereads units that have not arrived.
 template <int SPLITS, int AT_ONCE>
-__device__ __forceinline__ void merge_rows(const Params &p, const Position &part,
-                                           const Splits &splits, const Slots &slots,
-                                           const RowWriter &writer, u32 epoch) {
+DEVICE void merge_rows(const Params &p, const Position &part, const Splits &splits,
+                       const Slots &slots, const RowWriter &writer, u32 epoch) {
   // Units of a row per lane; lanes without any duplicate another.
   constexpr int LANE_UNITS = ROW_UNITS > 32 ? ROW_UNITS / 32 : 1;
   const int mergers = slots.mergers;
@@ -301,7 +289,8 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
 #pragma unroll
     for (int r = 0; r < AT_ONCE; r++) row[r] = splits.mine + min(i + r, rows - 1) * mergers;
     const int own = splits.mine + min(i + log_row, rows - 1) * mergers;
-    float m = SINKS ? sink_of(p, part, own) : LOWEST, l = SINKS ? 1.0f : 0.0f;
+    float m = Build::sinks ? logit_of(sink_of(p, part, own)) : LOWEST,
+          l = Build::sinks ? 1.0f : 0.0f;
     float4 sum[AT_ONCE][LANE_UNITS];
 #pragma unroll
     for (int r = 0; r < AT_ONCE; r++)
@@ -321,9 +310,8 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
           for (int r = 0; r < AT_ONCE; r++)
 #pragma unroll
             for (int j = 0; j < LANE_UNITS; j++)
-              units[s][r][j] =
-                  ld_relaxed_gpu_b128(slots.at(min(first + s, splits.count - 1),
-                                               row[r] * ROW_UNITS + unit + 32 * j));
+              units[s][r][j] = ld_relaxed_gpu_b128(
+                  slots.at(min(first + s, splits.count - 1), row[r] * ROW_UNITS + unit + 32 * j));
         log = ld_relaxed_gpu_b128(log_at);
 #pragma unroll
         for (int s = 0; s < SPLITS; s++)
@@ -337,13 +325,9 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
       const bool valid = first + log_split < splits.count;
       const float log_m = valid ? __uint_as_float(log.x) : -INFINITE;
       float high = fmaxf(m, log_m);
-#pragma unroll
-      for (int step = 1; step < SPLITS; step *= 2)
-        high = fmaxf(high, __shfl_xor_sync(~0u, high, step));
+      high = max_of_lanes<1, SPLITS>(high);
       const float before = ex2_approx_ftz(m - high), weight = ex2_approx_ftz(log_m - high);
-      float added = valid ? weight * __uint_as_float(log.y) : 0.0f;
-#pragma unroll
-      for (int step = 1; step < SPLITS; step *= 2) added += __shfl_xor_sync(~0u, added, step);
+      const float added = sum_of_lanes<1, SPLITS>(valid ? weight * __uint_as_float(log.y) : 0.0f);
       l = l * before + added;
       m = high;
 #pragma unroll
@@ -373,8 +357,9 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
 #pragma unroll
       for (int j = 0; j < LANE_UNITS; j++) {
         const float4 x = sum[r][j];
-        *reinterpret_cast<u32 *>(at + 128 * j) = cvt_rn_x2<BF16>(x.x * scale, x.y * scale);
-        *reinterpret_cast<u32 *>(at + 128 * j + 8) = cvt_rn_x2<BF16>(x.z * scale, x.w * scale);
+        *reinterpret_cast<u32 *>(at + 128 * j) = cvt_rn_x2<Build::bf16>(x.x * scale, x.y * scale);
+        *reinterpret_cast<u32 *>(at + 128 * j + 8) =
+            cvt_rn_x2<Build::bf16>(x.z * scale, x.w * scale);
       }
       if (lane == 0) writer.write_lse(row[r], row_m, row_l);
     }
@@ -383,10 +368,10 @@ __device__ __forceinline__ void merge_rows(const Params &p, const Position &part
 
 // Merges this CTA's share of the rows of an output tile: row `splits.mine`, and further rows in
 // steps of the number of mergers. All CTAs of the launch are resident, because it is cooperative.
-__device__ __forceinline__ void merge(const Params &p, const Position &part, const Splits &splits,
-                                      const Slots &slots, u32 epoch) {
+DEVICE void merge(const Params &p, const Position &part, const Splits &splits, const Slots &slots,
+                  u32 epoch) {
   const RowWriter writer(p, part);
-  constexpr int WIDE = V_HEAD_DIM > 128 ? 2 : 1;
+  constexpr int WIDE = Build::v_head_dim > 128 ? 2 : 1;
   if (splits.count <= 4)
     merge_rows<4, 4 / WIDE>(p, part, splits, slots, writer, epoch);
   else if (splits.count <= 8)

@@ -1,5 +1,5 @@
-// Work ranges, and splits of an output tile: leanbench.core.decomposition.stream_k; RAGGED:
-// stream_k_by_lengths; EQUAL_SPLITS: fixed_split.
+// Work ranges, and splits of an output tile: leanbench.core.decomposition.stream_k; Build::ragged:
+// stream_k_by_lengths; Build::equal_splits: fixed_split.
 #pragma once
 #include "lengths.cuh"
 #include "params.cuh"
@@ -12,22 +12,23 @@
 // tiles, none longer than that.
 struct WorkRange {
   int end, share, longer;
-  int slot;                     // of its partial in the workspace
-  int longest, splits, split;   // RAGGED, EQUAL_SPLITS
-  bool grouped;  // COLUMN_GROUPS: that many CTAs, or clusters, have this range
+  int slot;                    // of its partial in the workspace
+  int longest, splits, split;  // Build::ragged, Build::equal_splits
+  bool grouped;                // Build::column_groups: that many CTAs, or clusters, have this range
 
-  // RAGGED: returns the longest split with which no range crosses an output tile's boundary, and
-  // how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
-  __device__ __forceinline__ int longest_split(const Params &p, int lane, const Lengths &lengths,
-                                               int ranges, int output_tiles, int real,
-                                               int &used) const {
+  // Build::ragged: returns the longest split with which no range crosses an output tile's boundary,
+  // and how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
+  DEVICE int longest_split(const Params &p, int lane, const Lengths &lengths, int ranges,
+                           int output_tiles, int real, int &used) const {
     if (ranges < output_tiles) return 0;
     const int share = divide(real + ranges - 1, ranges);
     int shortest = share, count = 0;
     // Whole output tiles if a merge takes longer than splitting saves.
-    const int merge_tiles = COLUMN_GROUPS > 1 ? p.merge_tiles / (grouped ? COLUMN_GROUPS : 1) : p.merge_tiles;
+    const int merge_tiles = Build::column_groups > 1
+                                ? p.merge_tiles / (grouped ? Build::column_groups : 1)
+                                : p.merge_tiles;
     bool whole = lengths.most <= share + merge_tiles, enough = false;
-    if (!whole && (CLUSTER > 1 || Q_LEN == 0)) {
+    if (!whole && (Build::cluster > 1 || Build::q_len == 0)) {
       // Candidates are a sixteenth of the share apart; the shortest that needs at most `ranges`
       // wins.
       const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
@@ -49,28 +50,28 @@ struct WorkRange {
         count = lengths.splits(p, lane, candidate) * Lengths::heads(p);
         enough = count <= ranges;
       }
-      if (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + merge_tiles;
+      if constexpr (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + merge_tiles;
     }
     if (!whole && !enough) return 0;
     used = whole ? output_tiles : count;
     return whole ? lengths.most : shortest;
   }
 
-  // RAGGED: returns the output tile whose first split is a CTA's unit, if any. First splits come
-  // last, because they wait for the others.
-  __device__ __forceinline__ static int first_split_of(int unit, int output_tiles) {
+  // Build::ragged: returns the output tile whose first split is a CTA's unit, if any. First splits
+  // come last, because they wait for the others.
+  DEVICE static int first_split_of(int unit, int output_tiles) {
     return unit - divide(unit, output_tiles) * output_tiles;
   }
 
   // Finds the split of a unit.
-  __device__ __forceinline__ void find_split(const Params &p, int lane, int unit, int used,
-                                             int output_tiles, Position &position) {
+  DEVICE void find_split(const Params &p, int lane, int unit, int used, int output_tiles,
+                         Position &position) {
     const int each = head_tiles(p), others = used - output_tiles;
     int head, before = 0;
     split = 0;
     if (unit >= others) {
       const int output_tile = first_split_of(unit, output_tiles);
-      if (RAGGED_Q) {
+      if constexpr (Build::ragged_q) {
         find_sequence(p, lane, -1, output_tile, position.sequence, before);
         head = output_tile - before;
         before = 0;
@@ -97,12 +98,11 @@ struct WorkRange {
     end = head * position.tiles + range_start(split + 1, length, rest);
   }
 
-  // EQUAL_SPLITS: enters the unit's split of its output tile; every output tile has the same number
-  // of units. Returns false if its sequence has too few LeanTiles for all splits. First splits come
-  // last, because they wait for the others.
-  __device__ __forceinline__ bool enter_equal_split(const Params &p, int range_warp,
-                                                    Position &position) {
-    const int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+  // Build::equal_splits: enters the unit's split of its output tile; every output tile has the same
+  // number of units. Returns false if its sequence has too few LeanTiles for all splits. First
+  // splits come last, because they wait for the others.
+  DEVICE bool enter_equal_split(const Params &p, int range_warp, Position &position) {
+    const int ranges = gridDim.x / Build::cluster, unit = blockIdx.x / Build::cluster;
     position.sequence_start = position.end_tiles = position.turn = position.packed_tokens = 0;
     share = p.share, longer = p.longer;
     const int each = head_tiles(p), output_tiles = p.batch * each;
@@ -110,7 +110,7 @@ struct WorkRange {
     const int output_tile = unit - turn * output_tiles;
     position.sequence = divide(output_tile, p.by_heads);
     position.head = output_tile - position.sequence * each;
-    if (RAGGED)
+    if constexpr (Build::ragged)
       position.enter_sequence(p);
     else
       position.enter_host_length(p);
@@ -126,83 +126,90 @@ struct WorkRange {
     return true;
   }
 
-  // RAGGED, CLUSTER: sets the start of the unit's part in case it is a first split; returns false if that is
-  // unlikely. The first chunk does not depend on the length, except with windows and padded
-  // sequences, which wait for their length.
-  __device__ __forceinline__ bool guess(const Params &p, int range_warp, Position &position) const {
-    const int ranges = gridDim.x / CLUSTER;
+  // Build::ragged, Build::cluster: sets the start of the unit's part in case it is a first split;
+  // returns false if that is unlikely. The first chunk does not depend on the length, except with
+  // windows and padded sequences, which wait for their length.
+  DEVICE bool guess(const Params &p, int range_warp, Position &position) const {
+    const int ranges = gridDim.x / Build::cluster;
     const int each = head_tiles(p), output_tiles = p.batch * each;
-    // EQUAL_SPLITS: first splits are the last units.
-    const int unit = blockIdx.x / CLUSTER - (EQUAL_SPLITS ? ranges - output_tiles : 0);
-    if (!RAGGED || RAGGED_Q || FIXED_RUNS || (WINDOW_LEFT && Q_LEN == 0)) return false;
-    if (EQUAL_SPLITS ? unit < 0 : unit >= output_tiles || ranges >= 2 * output_tiles) return false;
+    // Build::equal_splits: first splits are the last units.
+    const int unit =
+        blockIdx.x / Build::cluster - (Build::equal_splits ? ranges - output_tiles : 0);
+    if constexpr (!Build::ragged || Build::ragged_q || Build::fixed_runs ||
+                  (Build::window_left && Build::q_len == 0))
+      return false;
+    if (Build::equal_splits ? unit < 0 : unit >= output_tiles || ranges >= 2 * output_tiles)
+      return false;
     position.sequence = divide(unit, each);
     position.head = unit - position.sequence * each;
     position.enter_head(p);
     position.tokens = p.context;
     position.token = position.leftpad = 0;
-    if (WINDOW_LEFT || LEFTPAD) {
+    if constexpr (Build::window_left || Build::leftpad) {
       position.enter_sequence(p);
       position.token = copy_start(position.first_needed(p, 0));
     }
     position.chunk = range_warp;
-    return position.token + range_warp * CHUNK < position.tokens;
+    return position.token + range_warp * Build::chunk < position.tokens;
   }
 
-  __device__ __forceinline__ bool is_first_split() const { return longest > 0 && split == 0; }
+  DEVICE bool is_first_split() const { return longest > 0 && split == 0; }
 
-  // Finds the range and sets `position` to its start. Ranges are assigned from the last to the first,
-  // so that merging CTAs wait for CTAs that started earlier. Returns false if the lengths need fewer
-  // ranges.
-  __device__ __forceinline__ bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
-                                       Position &position) {
-    if (EQUAL_SPLITS) return enter_equal_split(p, range_warp, position);
+  // Finds the range and sets `position` to its start. Ranges are assigned from the last to the
+  // first, so that merging CTAs wait for CTAs that started earlier. Returns false if the lengths
+  // need fewer ranges.
+  DEVICE bool find(const Params &p, int lane, Lengths &lengths, int range_warp,
+                   Position &position) {
+    if constexpr (Build::equal_splits) return enter_equal_split(p, range_warp, position);
     const bool works = search(p, lane, lengths, position);
     if (works) enter(p, range_warp, position);
     return works;
   }
 
-  // FIXED_RUNS: the same as `search`. Ranges are assigned from the last to the first.
-  __device__ __forceinline__ bool search_runs(const Params &p, int lane, const Lengths &lengths,
-                                              int ranges, int unit, Position &position) {
-    if (!RAGGED) position.enter_host_length(p);
-    const int total = (RAGGED ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
+  // Build::fixed_runs: the same as `search`. Ranges are assigned from the last to the first.
+  DEVICE bool search_runs(const Params &p, int lane, const Lengths &lengths, int ranges, int unit,
+                          Position &position) {
+    if constexpr (!Build::ragged) position.enter_host_length(p);
+    const int total = (Build::ragged ? lengths.sum : p.batch * position.tiles) * head_tiles(p);
     const int used = min(ranges, total);
     if (unit >= used) return false;
     share = divide(total, used), longer = total - share * used;
     end = total - range_start(unit, share, longer);
     slot = position.at = total - range_start(unit + 1, share, longer);
-    if (RAGGED) find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
+    if constexpr (Build::ragged)
+      find_sequence(p, lane, 0, position.at, position.sequence, position.sequence_start);
     return true;
   }
 
   // Finds the range's start, without its part; called by a whole warp.
-  __device__ __forceinline__ bool search(const Params &p, int lane, Lengths &lengths,
-                                         Position &position) {
-    int ranges = gridDim.x / CLUSTER, unit = blockIdx.x / CLUSTER;
+  DEVICE bool search(const Params &p, int lane, Lengths &lengths, Position &position) {
+    int ranges = gridDim.x / Build::cluster, unit = blockIdx.x / Build::cluster;
     share = p.share, longer = p.longer, longest = slot = end = 0;
     position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
-    if (RAGGED) lengths.finish(p, lane);
+    if constexpr (Build::ragged) lengths.finish(p, lane);
     int least = p.min_tiles_per_range;
-    if (COLUMN_GROUPS > 1) {
-      grouped = RAGGED ? lengths.in_groups(p, ranges) : true;
-      if (grouped) ranges /= COLUMN_GROUPS, unit /= COLUMN_GROUPS, least = lengths.least_share(p);
+    if constexpr (Build::column_groups > 1) {
+      grouped = Build::ragged ? lengths.in_groups(p, ranges) : true;
+      if (grouped)
+        ranges /= Build::column_groups, unit /= Build::column_groups,
+            least = lengths.least_share(p);
       if (unit >= ranges) return false;
     }
     int used = ranges;
-    if (FIXED_RUNS) return search_runs(p, lane, lengths, ranges, unit, position);
-    if (RAGGED) {
+    if constexpr (Build::fixed_runs) return search_runs(p, lane, lengths, ranges, unit, position);
+    if constexpr (Build::ragged) {
       const int output_tiles = lengths.output_tiles, real = lengths.sum * Lengths::heads(p);
-      if (RAGGED_Q && real == 0) return false;
+      if (Build::ragged_q && real == 0) return false;
       // Ends are no divisible work, so the number of ranges follows from the real LeanTiles.
       used = min(ranges, least > 1 ? divide(real, least) : real);
       used = max(1, used);
       longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
       // Row tiles that share K and V are in step:
       // leanbench.kernels.lean.cuda_schedule.whole_ranges.
-      if (Q_LEN == 0 && CLUSTER == 1 && longest == 0 && p.longest_steps > 0 && used < output_tiles) {
+      if (Build::q_len == 0 && Build::cluster == 1 && longest == 0 && p.longest_steps > 0 &&
+          used < output_tiles) {
         const int whole = divide(output_tiles, divide(output_tiles + used - 1, used));
-        if (ROWS <= 32 || few_idle(whole, used)) used = whole;
+        if (Build::rows <= 32 || few_idle(whole, used)) used = whole;
       }
       if (unit >= used) return false;
       if (longest > 0) {
@@ -220,22 +227,22 @@ struct WorkRange {
     slot = used - 1 - unit;
     end = range_start(slot + 1, share, longer);
     position.at = range_start(slot, share, longer);
-    if (RAGGED)
+    if constexpr (Build::ragged)
       find_sequence(p, lane, position.packed_tokens > 0 ? -1 : 0, position.at, position.sequence,
                     position.sequence_start);
     return true;
   }
 
   // Enters the first part of a range that was found.
-  __device__ __forceinline__ void enter(const Params &p, int range_warp, Position &position) {
+  DEVICE void enter(const Params &p, int range_warp, Position &position) {
     position.end_tiles = position.turn = 0;
-    if (!RAGGED) position.enter_host_length(p);
-    if (RAGGED && !FIXED_RUNS && longest > 0) {
+    if constexpr (!Build::ragged) position.enter_host_length(p);
+    if (Build::ragged && !Build::fixed_runs && longest > 0) {
       position.enter_sequence(p);
       position.enter_tiles(p, position.first + end - position.at, range_warp);
       return;
     }
-    if (FIXED_RUNS) {
+    if constexpr (Build::fixed_runs) {
       position.lowest = position.at, position.highest = end - 1;
       position.enter_part(p, end, range_warp);
       position.begin_runs(p);
@@ -248,22 +255,21 @@ struct WorkRange {
 struct Splits {
   int count, mine;
 
-  __device__ __forceinline__ void find(const Params &p, const Position &part,
-                                       const WorkRange &range) {
+  DEVICE void find(const Params &p, const Position &part, const WorkRange &range) {
     count = 1, mine = 0;
-    if (FIXED_RUNS) {
+    if constexpr (Build::fixed_runs) {
       count = part.tiles, mine = part.first;
       return;
     }
     if (part.last - part.first == part.tiles) return;
-    if (EQUAL_SPLITS || (RAGGED && range.longest > 0)) {
+    if (Build::equal_splits || (Build::ragged && range.longest > 0)) {
       count = range.splits, mine = range.split;
       return;
     }
     const int tile_start = part.at - part.first;
     const int host = range_of(p, tile_start, range.share, range.longer);
     // A range with a short rest is not counted.
-    const int rest = RAGGED ? part.end_tiles + short_rest(p) : 0;
+    const int rest = Build::ragged ? part.end_tiles + short_rest(p) : 0;
     const int last = max(0, part.tiles - 1 - rest);
     count = range_of(p, tile_start + last, range.share, range.longer) - host + 1;
     mine = range.slot - host;

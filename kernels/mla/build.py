@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from leanbench.kernels.lean.cuda_build import FP8_NUMBERS, HOPPER, CudaBuild
-from leanbench.kernels.lean.cuda_params import PARAMS_BYTES
 
 from leanbench.compile.nvrtc import CudaSource
 from leanbench.core.errors import DoesNotFit
@@ -75,15 +74,15 @@ def most_groups(value_dim: int, kv_dtype: str) -> int:
 
 @dataclass(frozen=True)
 class MlaBuild(CudaBuild):
-    """Parameters of a build of mla.cu: the macros of lean/build.cuh and of layout.cuh."""
+    """Parameters of a build of mla.cu: `Build` in lean/build.cuh."""
 
     entry: ClassVar[str] = "mla"
 
     causal: int = 1
     #: CTAs that share the columns of an output tile; ragged: 1 or that many, by the lengths:
-    #: COLUMN_GROUPS in layout.cuh.
+    #: `Build::column_groups`.
     column_groups: int = 1
-    #: 1: rows have scales inside; ROW_SCALES in layout.cuh.
+    #: 1: rows have scales inside; `Build::row_scales`.
     row_scales: int = 0
 
     @property
@@ -182,17 +181,13 @@ class MlaBuild(CudaBuild):
         if (reason := refusal_of_gpu(capability)) is not None:
             raise DoesNotFit(reason)
         few = self.group_size * self.q_len <= FEW_ROWS
-        defines = {name.upper(): int(value) for name, value in asdict(self).items()} | {
-            "PARAMS_BYTES": PARAMS_BYTES,
-            "PARTIAL_BYTES": self.partial_bytes,
-            "ONE_ROUND": ONE_ROUND,
-            "MOST_GROUPED_STAGES": MOST_GROUPED_STAGES[self.column_groups][few],
-            "LEAST_GROUPED_SPLITS": LEAST_GROUPED_SPLITS,
-            "MOST_SHORT_SPLITS": MOST_SHORT_SPLITS,
-            "SHARED_BYTES": self.shared_bytes,
-        }
-        named = tuple(sorted(defines.items()))
-        return CudaSource(_text(), self.entry, named, capability, _FOLDER.parent)
+        defines = self.defines(
+            one_round=ONE_ROUND,
+            most_grouped_stages=MOST_GROUPED_STAGES[self.column_groups][few],
+            least_grouped_splits=LEAST_GROUPED_SPLITS,
+            most_short_splits=MOST_SHORT_SPLITS,
+        )
+        return CudaSource(_text(), self.entry, defines, capability, _FOLDER.parent)
 
 
 @cache

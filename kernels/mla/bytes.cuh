@@ -1,6 +1,5 @@
 // A latent cache in 8 bits: the bytes of a stage are converted to operands in fp16, and so is Q.
 #pragma once
-#if KV_DTYPE != 0
 #include "lean/fp8.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
@@ -9,8 +8,7 @@
 // Converts a run that has arrived to operands: a thread converts 16 bytes of each column, of two
 // tokens. Tokens past the sequence's end, which can be NaN in the cache, become zeros.
 template <int STAGE, int TURN>
-__device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, int filled,
-                                            int tokens) {
+DEVICE void convert_run(u32 shared, unsigned char *memory, int filled, int tokens) {
   const int row = threadIdx.x % 128 / 4, piece = threadIdx.x % 4;
   u32 words[RUN_COLUMNS][2][4];
   mbarrier_try_wait_parity(shared + full_at(STAGE, TURN), filled % 2);
@@ -26,7 +24,7 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
       words[i][half][0] = bytes.x, words[i][half][1] = bytes.y;
       words[i][half][2] = bytes.z, words[i][half][3] = bytes.w;
     }
-  if (TURN == 0)
+  if constexpr (TURN == 0)
     // The other warpgroup has used its values of the previous stage, and the weights.
     mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
   else
@@ -45,10 +43,10 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
       for (int j = 0; j < 2; j++)
         *reinterpret_cast<uint4 *>(operands + (row + 32 * half) * 128 +
                                    ((2 * piece + j) ^ row % 8) * 16) =
-            make_uint4(
-                to_fp16<KV_DTYPE>(of_token[2 * j], 0, 1), to_fp16<KV_DTYPE>(of_token[2 * j], 2, 3),
-                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 0, 1),
-                to_fp16<KV_DTYPE>(of_token[2 * j + 1], 2, 3));
+            make_uint4(to_fp16<Build::kv_dtype>(of_token[2 * j], 0, 1),
+                       to_fp16<Build::kv_dtype>(of_token[2 * j], 2, 3),
+                       to_fp16<Build::kv_dtype>(of_token[2 * j + 1], 0, 1),
+                       to_fp16<Build::kv_dtype>(of_token[2 * j + 1], 2, 3));
     }
   }
   fence_proxy_async_shared_cta();
@@ -57,8 +55,8 @@ __device__ __forceinline__ void convert_run(u32 shared, unsigned char *memory, i
 
 // Converts a run to operands and starts its share of S = Q K^T.
 template <int STAGE, int TURN>
-__device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, unsigned char *memory,
-                                                    int filled, int tokens) {
+DEVICE void start_scores_of_run(float (&s)[32], u32 shared, unsigned char *memory, int filled,
+                                int tokens) {
   convert_run<STAGE, TURN>(shared, memory, filled, tokens);
   wgmma_fence();
 #pragma unroll
@@ -70,23 +68,23 @@ __device__ __forceinline__ void start_scores_of_run(float (&s)[32], u32 shared, 
 
 // Starts S = Q K^T of a stage: matrix instructions process one run while the next is converted.
 template <int STAGE>
-__device__ __forceinline__ void start_scores_of_bytes(float (&s)[32], u32 shared,
-                                                      unsigned char *memory, int filled,
-                                                      int tokens) {
-  static_assert(RUNS == 3);
+DEVICE void start_scores_of_bytes(float (&s)[32], u32 shared, unsigned char *memory, int filled,
+                                  int tokens) {
+  static_assert(!HAS_BYTES || RUNS == 3);
   start_scores_of_run<STAGE, 0>(s, shared, memory, filled, tokens);
   start_scores_of_run<STAGE, 1>(s, shared, memory, filled, tokens);
   start_scores_of_run<STAGE, 2>(s, shared, memory, filled, tokens);
   wgmma_commit_group();
 }
 
-// Rows of Q that are divided by at least 8 threads each, unless there are more. The others are zeros.
+// Rows of Q that are divided by at least 8 threads each, unless there are more. The others are
+// zeros.
 constexpr int DIVIDED_ROWS = ALL_ROWS > 32 ? TILE : ALL_ROWS > 16 ? 32 : ALL_ROWS > 8 ? 16 : 8;
 constexpr int ROW_THREADS = CONSUMERS / DIVIDED_ROWS;
 constexpr int ROW_PIECES = (8 * QUERY_COLUMNS + ROW_THREADS - 1) / ROW_THREADS;  // of a thread
 
 // Converts Q from bf16 to fp16, each row in its own unit; see `unit_of`. All consumers.
-__device__ __forceinline__ void divide_query(unsigned char *memory) {
+DEVICE void divide_query(unsigned char *memory) {
   const int row = threadIdx.x / ROW_THREADS, thread = threadIdx.x % ROW_THREADS;
   const auto piece = [&](int i) {
     // Four threads have every second piece: two rows then have different banks.
@@ -102,10 +100,7 @@ __device__ __forceinline__ void divide_query(unsigned char *memory) {
     const uint4 x = *at(piece(i));
     largest = larger(larger(larger(larger(largest, x.x), x.y), x.z), x.w);
   }
-#pragma unroll
-  for (int step = 1; step < ROW_THREADS; step *= 2)
-    largest = max(largest, __shfl_xor_sync(~0u, largest, step));
-  const float unit = unit_of(largest);
+  const float unit = unit_of(max_of_lanes<1, ROW_THREADS>(largest));
 #pragma unroll 6
   for (int i = 0; i < ROW_PIECES; i++) {
     if (piece(i) >= 8 * QUERY_COLUMNS) break;
@@ -120,4 +115,3 @@ __device__ __forceinline__ void divide_query(unsigned char *memory) {
   fence_proxy_async_shared_cta();
   bar_sync(OF_CONSUMERS, CONSUMERS);
 }
-#endif

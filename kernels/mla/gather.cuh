@@ -9,20 +9,19 @@
 constexpr int ROW_LANES = 4 * KV_BYTES;            // copy 64 numbers of a row, or 128 with scales
 constexpr int LANE_ROWS = TILE * ROW_LANES / 128;  // of a stage
 constexpr int ROW_STEP = TILE / LANE_ROWS;         // from a lane's row to its next
-constexpr int STEP_BYTES = ROW_SCALES ? 1 : KV_BYTES;  // of the cache's strides
+constexpr int STEP_BYTES = Build::row_scales ? 1 : KV_BYTES;  // of the cache's strides
 // The barrier of a copy counts every lane's.
 constexpr int COPY_ARRIVALS = GATHERS ? 128 : 1;
 
 // Returns the page of a token of the part's sequence, or -1.
-__device__ __forceinline__ int page_of(const Params &p, const Position &part, int token) {
+DEVICE int page_of(const Params &p, const Position &part, int token) {
   if (token >= part.tokens) return -1;
-  const int page =
-      __ldg(p.block_table + (i64)part.sequence * p.stride_table + token / PAGE_OR_1);
+  const int page = __ldg(p.block_table + (i64)part.sequence * p.stride_table + token / PAGE_OR_1);
   return (u32)page < (u32)p.pages ? page : -1;
 }
 
 // Returns whether rows have this lane's piece of a column: the last one can be shorter, or empty.
-__device__ __forceinline__ bool has_piece(int column) {
+DEVICE bool has_piece(int column) {
   return column < OTHER_COLUMN || LATENT == VALUES + 64 ||
          64 * column + threadIdx.x % ROW_LANES * 16 / KV_BYTES < LATENT;
 }
@@ -31,20 +30,18 @@ __device__ __forceinline__ bool has_piece(int column) {
 struct Gather {
   int pages[LANE_ROWS];  // of the next stage
 
-  __device__ __forceinline__ static int row() { return threadIdx.x % 128 / ROW_LANES; }
-  __device__ __forceinline__ static int piece() { return threadIdx.x % ROW_LANES; }
+  DEVICE static int row() { return threadIdx.x % 128 / ROW_LANES; }
+  DEVICE static int piece() { return threadIdx.x % ROW_LANES; }
 
   // Reads the pages of the stage from `token` on, in flight while the previous one is copied.
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int token) {
+  DEVICE void look_up(const Params &p, const Position &part, int token) {
 #pragma unroll
-    for (int i = 0; i < LANE_ROWS; i++)
-      pages[i] = page_of(p, part, token + row() + i * ROW_STEP);
+    for (int i = 0; i < LANE_ROWS; i++) pages[i] = page_of(p, part, token + row() + i * ROW_STEP);
   }
 
   // Copies a stage, and looks up the next one's pages.
   template <int STAGE, int GROUPS>
-  __device__ __forceinline__ void copy(const Params &p, const Position &part, u32 shared, int filled,
-                                       int token) {
+  DEVICE void copy(const Params &p, const Position &part, u32 shared, int filled, int token) {
     const unsigned char *from[LANE_ROWS];
     bool exists[LANE_ROWS];
 #pragma unroll
@@ -56,7 +53,18 @@ struct Gather {
     }
     look_up(p, part, token + TILE);
     mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
-#if KV_DTYPE != 0
+    if constexpr (HAS_BYTES)
+      copy_bytes<STAGE>(from, exists, shared);
+    else if constexpr (Build::row_scales)
+      copy_scaled<STAGE>(from, exists, shared, filled);
+    else
+      copy_columns<STAGE, GROUPS>(from, exists, shared, filled);
+  }
+
+  // The copies of a stage's rows, each at `from` if it exists: of bytes,
+  template <int STAGE>
+  DEVICE static void copy_bytes(const unsigned char *const (&from)[LANE_ROWS],
+                                const bool (&exists)[LANE_ROWS], u32 shared) {
     const u32 to = shared + STAGE_AT<STAGE> + row() * RUN_ROW + piece() * 16;
 #pragma unroll
     for (int turn = 0; turn < RUNS; turn++) {
@@ -69,12 +77,18 @@ struct Gather {
                          exists[i] && has_piece(RUN_COLUMNS * run_in_turn(STAGE, turn) + column));
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
     }
-#elif ROW_SCALES
+  }
+
+  // of bytes with scales and other columns,
+  template <int STAGE>
+  DEVICE static void copy_scaled(const unsigned char *const (&from)[LANE_ROWS],
+                                 const bool (&exists)[LANE_ROWS], u32 shared, int filled) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
       if (piece() == 0)
-        cp_async_cg_16(shared + ROW_SCALES_AT + (STAGE * TILE + row() + i * ROW_STEP) * SCALES_OF_ROW,
-                       from[i] + VALUES, exists[i]);
+        cp_async_cg_16(
+            shared + ROW_SCALES_AT + (STAGE * TILE + row() + i * ROW_STEP) * SCALES_OF_ROW,
+            from[i] + VALUES, exists[i]);
     const u32 bytes = shared + SCALED_RUNS_AT<STAGE> + byte_piece_at(row(), piece());
 #pragma unroll
     for (int turn = 0; turn < SCALED_RUNS; turn++) {
@@ -85,13 +99,18 @@ struct Gather {
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, turn));
     }
     mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
-    const u32 to = shared + STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN + row() * 128 +
-                   (piece() ^ row() % 8) * 16;
+    const u32 to =
+        shared + STAGE_AT<STAGE> + OTHER_COLUMN * COLUMN + row() * 128 + (piece() ^ row() % 8) * 16;
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; i++)
       cp_async_cg_16(to + i * ROW_STEP * 128, from[i] + OTHER_AT_ROW, exists[i]);
     cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, OTHER_COLUMN));
-#else
+  }
+
+  // and of 16-bit numbers.
+  template <int STAGE, int GROUPS>
+  DEVICE static void copy_columns(const unsigned char *const (&from)[LANE_ROWS],
+                                  const bool (&exists)[LANE_ROWS], u32 shared, int filled) {
     const u32 to = shared + STAGE_AT<STAGE> + row() * 128 + (piece() ^ row() % 8) * 16;
 #pragma unroll
     for (int turn = 0; turn < QUERY_COLUMNS; turn++) {
@@ -104,7 +123,6 @@ struct Gather {
                        exists[i] && has_piece(column));
       cp_async_mbarrier_arrive_noinc(shared + full_at(STAGE, column));
     }
-#endif
   }
 };
 
@@ -112,14 +130,14 @@ struct Gather {
 struct TokenPages {
   int pages[2];
 
-  __device__ __forceinline__ void look_up(const Params &p, const Position &part, int chunk) {
+  DEVICE void look_up(const Params &p, const Position &part, int chunk) {
 #pragma unroll
     for (int half = 0; half < 2; half++)
       pages[half] = page_of(p, part, part.token + chunk * TILE + 32 * half + threadIdx.x % 32);
   }
 
   // Masks tokens without a page.
-  __device__ __forceinline__ void mask(float (&s)[32]) const {
+  DEVICE void mask(float (&s)[32]) const {
     const u32 exist[2] = {__ballot_sync(~0u, pages[0] >= 0), __ballot_sync(~0u, pages[1] >= 0)};
     if ((exist[0] & exist[1]) == ~0u) return;
 #pragma unroll

@@ -15,7 +15,7 @@
 #include "mla/outputs.cuh"
 
 // Goes to the next part that is no rest of the previous work range; returns false if there is none.
-__device__ __forceinline__ bool next_part(const Params &p, const WorkRange &range, Position &part) {
+DEVICE bool next_part(const Params &p, const WorkRange &range, Position &part) {
   do {
     part.leave_part(p);
     if (part.at >= range.end) return false;
@@ -24,37 +24,36 @@ __device__ __forceinline__ bool next_part(const Params &p, const WorkRange &rang
   return true;
 }
 
-#if KV_DTYPE != 0
+// Copies a box to the same address in all CTAs of the cluster.
+DEVICE void copy_box(const Params &p, u32 to, u32 full, int column, int token, int row,
+                     u64 policy) {
+  if constexpr (Build::cluster > 1)
+    cp_async_bulk_tensor_4d_multicast(to, &p.k_map, full, column, token, 0, row, policy);
+  else
+    cp_async_bulk_tensor_4d(to, &p.k_map, full, column, token, 0, row, policy);
+}
+
 // Copies a stage of bytes to the memory of its own warpgroup's values.
 template <int STAGE>
-__device__ __forceinline__ void copy_bytes(const Params &p, u32 shared, int filled, int row, int token,
-                                           int rank, u64 policy) {
-  const u32 to = shared + STAGE_AT<STAGE> + rank * (RUN / CLUSTER);
+DEVICE void copy_bytes(const Params &p, u32 shared, int filled, int row, int token, int rank,
+                       u64 policy) {
+  const u32 to = shared + STAGE_AT<STAGE> + rank * (RUN / Build::cluster);
   mbarrier_try_wait_parity(shared + empty_at(STAGE, STAGE), filled % 2 ^ 1);
 #pragma unroll
   for (int turn = 0; turn < RUNS; turn++) {
-    const int column = RUN_ROW * run_in_turn(STAGE, turn);
     const u32 full = shared + full_at(STAGE, turn);
     mbarrier_arrive_expect_tx(full, RUN);
-#if CLUSTER > 1
-    cp_async_bulk_tensor_4d_multicast(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
-#else
-    cp_async_bulk_tensor_4d(to + run_at(turn), &p.k_map, full, column, token, 0, row, policy);
-#endif
+    copy_box(p, to + run_at(turn), full, RUN_ROW * run_in_turn(STAGE, turn), token, row, policy);
   }
 }
-#endif
 
 // Copies a stage column by column, in the order in which they become free. Each CTA of a cluster
 // copies its share of a stage's tokens to all of them.
 template <int STAGE, int GROUPS>
-__device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int filled, int row, int token,
-                                           int rank, u64 policy) {
-#if KV_DTYPE != 0
-  copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
-  return;
-#endif
-  const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / CLUSTER);
+DEVICE void copy_stage(const Params &p, u32 shared, int filled, int row, int token, int rank,
+                       u64 policy) {
+  if constexpr (HAS_BYTES) return copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
+  const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / Build::cluster);
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
@@ -63,19 +62,14 @@ __device__ __forceinline__ void copy_stage(const Params &p, u32 shared, int fill
     if (i == OwnColumns<GROUPS>::FIRST_OF_OTHER)
       mbarrier_try_wait_parity(shared + empty_at(STAGE, 1 - STAGE), filled % 2 ^ 1);
     mbarrier_arrive_expect_tx(full, COLUMN);
-#if CLUSTER > 1
-    cp_async_bulk_tensor_4d_multicast(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row,
-                                      policy);
-#else
-    cp_async_bulk_tensor_4d(to + column * COLUMN, &p.k_map, full, 64 * column, token, 0, row, policy);
-#endif
+    copy_box(p, to + column * COLUMN, full, 64 * column, token, row, policy);
   }
 }
 
 // The copying warps: Q of each part, and its stages. One lane makes all bulk copies.
 template <int GROUPS>
-__device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Position part, int rank,
-                                         u32 shared, Gather &gather) {
+DEVICE void copy_all(const Params &p, WorkRange &range, Position part, int rank, u32 shared,
+                     Gather &gather) {
   const bool makes_bulk_copies = threadIdx.x == COPY_WARP * 32;
   if (!GATHERS && !makes_bulk_copies) return;
   const u64 policy =
@@ -88,12 +82,13 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
       if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
       mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
       for (int column = 0; column < QUERY_COLUMNS; column++)
-        cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL, 64 * column,
-                                part.head * ROWS + rank * TILE, 0, part.sequence, policy_of_query);
+        cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL,
+                                64 * column, part.head * Build::rows + rank * TILE, 0,
+                                part.sequence, policy_of_query);
     }
     for (int chunk = 0; chunk < part.chunks; chunk++) {
       const int token = part.token + chunk * TILE;
-      if (GATHERS) {
+      if constexpr (GATHERS) {
         if (chunk % 2 == 0)
           gather.copy<0, GROUPS>(p, part, shared, filled[0]++, token);
         else
@@ -101,12 +96,12 @@ __device__ __forceinline__ void copy_all(const Params &p, WorkRange &range, Posi
         continue;
       }
       int row = part.sequence, at = token;
-      if (PAGE > 0) {
+      if constexpr (Build::page > 0) {
         const int page = token / PAGE_OR_1;
         row = __ldg(p.block_table + (i64)part.sequence * p.stride_table + page);
         at = token - page * PAGE_OR_1;
       }
-      at += rank * (TILE / CLUSTER);
+      at += rank * (TILE / Build::cluster);
       if (chunk % 2 == 0)
         copy_stage<0, GROUPS>(p, shared, filled[0]++, row, at, rank, policy);
       else
@@ -129,20 +124,20 @@ struct Attention {
 
   // Starts O += P V of the warpgroup's own stage.
   template <int HALF>
-  __device__ __forceinline__ void start_own(const u32 (&weights)[4][4], u32 shared) {
+  DEVICE void start_own(const u32 (&weights)[4][4], u32 shared) {
     const u64 values =
         matrix_descriptor(shared + STAGE_AT<HALF> + values_at<GROUPS>(HALF, HALF), COLUMN);
     if (softmax.rescales) rescale(o, softmax.scale[0], softmax.scale[1]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      add_values(o, weights[step], values + step * (2048 >> 4));
+      wgmma_m64k16(o, weights[step], values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
   // Starts O += P V of the other warpgroup's stage.
   template <int HALF>
-  __device__ __forceinline__ void start_other(u32 shared, const unsigned char *memory) {
+  DEVICE void start_other(u32 shared, const unsigned char *memory) {
     constexpr int OTHER = 1 - HALF;
     const u64 weights = matrix_descriptor(shared + WEIGHTS_AT_STAGE<OTHER>, 16);
     const u64 values =
@@ -152,17 +147,17 @@ struct Attention {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-      add_values(o, weights + 2 * step, values + step * (2048 >> 4));
+      wgmma_m64k16(o, weights + 2 * step, values + step * (2048 >> 4));
     wgmma_commit_group();
   }
 
   // Waits until the values of a stage have been added, and releases their memory.
   template <int STAGE, int HALF>
-  __device__ __forceinline__ void end_values(u32 shared) {
+  DEVICE void end_values(u32 shared) {
     wgmma_wait_group<0>();
     hold(o);
     // Bytes are copied only over its own warpgroup's values.
-    if (KV_DTYPE != 0 && STAGE != HALF)
+    if constexpr (Build::kv_dtype != 0 && STAGE != HALF)
       release(shared + empty_at(STAGE, HALF));
     else
       release_in_cluster(shared + empty_at(STAGE, HALF));
@@ -171,83 +166,84 @@ struct Attention {
 };
 
 // This thread's rows.
+template <bool BYTES>
 struct OwnRows {
   int visible[2];  // number of visible tokens, counted from the part's first
 
-  __device__ __forceinline__ void find(const Position &part, int first_row) {
+  DEVICE void find(const Position &part, int first_row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-      const int query = (first_row + own_row() + 8 * half) / GROUP_SIZE;
-      visible[half] = part.tokens - part.token - (CAUSAL ? max(0, Q_LEN - 1 - query) : 0);
+      const int query = (first_row + own_row() + 8 * half) / Build::group_size;
+      visible[half] =
+          part.tokens - part.token - (Build::causal ? max(0, Build::q_len - 1 - query) : 0);
     }
   }
 
-#if KV_DTYPE != 0
+  // Finds the factors that make their scores exponents of 2: `scale`.
+  DEVICE void find_scale(const Params &, const Position &, const unsigned char *) {}
+  DEVICE float scale(const Params &p) const { return p.qk_scale; }
+};
+
+template <>
+struct OwnRows<true> : OwnRows<false> {
   static constexpr float LEAST_SCALE = 1.17549435e-38f;  // the smallest normal number
-  float2 scale;  // factors that make their scores exponents of 2
+  float2 own;
 
   // Called after `divide_query`.
-  __device__ __forceinline__ void find_scale(const Params &p, const Position &part,
-                                             const unsigned char *memory) {
+  DEVICE void find_scale(const Params &p, const Position &part, const unsigned char *memory) {
     const float *units = reinterpret_cast<const float *>(memory + ROW_UNITS_AT);
     const float of_cache = p.qk_scale * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
-    scale = make_float2(of_cache, of_cache);
-    if (DIVIDED_QUERY) scale.x *= units[own_row()], scale.y *= units[own_row() + 8];
+    own = make_float2(of_cache, of_cache);
+    if constexpr (DIVIDED_QUERY) own.x *= units[own_row()], own.y *= units[own_row() + 8];
     // A row of zeros has a unit near 0. Scores of hidden tokens are -inf, and -inf times 0 is NaN.
-    scale.x = fmaxf(scale.x, LEAST_SCALE), scale.y = fmaxf(scale.y, LEAST_SCALE);
+    own.x = fmaxf(own.x, LEAST_SCALE), own.y = fmaxf(own.y, LEAST_SCALE);
   }
-#endif
+  DEVICE float2 scale(const Params &) const { return own; }
 };
 
 // Starts the scores of a stage with `tokens` of the sequence.
 template <int STAGE>
-__device__ __forceinline__ void start_stage(float (&s)[32], u32 shared, unsigned char *memory,
-                                            int filled, int tokens) {
-#if KV_DTYPE != 0
-  start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
-#elif ROW_SCALES
-  start_scores_of_scaled_rows<STAGE>(s, shared, memory, filled);
-#else
-  if (!GATHERS && tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
-  start_scores<STAGE>(s, shared, filled);
-#endif
+DEVICE void start_stage(float (&s)[32], u32 shared, unsigned char *memory, int filled, int tokens) {
+  if constexpr (HAS_BYTES) {
+    start_scores_of_bytes<STAGE>(s, shared, memory, filled, tokens);
+  } else if constexpr (Build::row_scales) {
+    start_scores_of_scaled_rows<STAGE>(s, shared, memory, filled);
+  } else {
+    if (!GATHERS && tokens < TILE) clear_end<STAGE>(shared, filled, tokens);
+    start_scores<STAGE>(s, shared, filled);
+  }
 }
 
 // Turns a stage's scores into weights, for both warpgroups.
 template <int STAGE>
-__device__ __forceinline__ void weigh(const Params &p, const OwnRows &rows, int chunk, u32 shared,
-                                      unsigned char *memory, const TokenPages &tokens,
-                                      float (&s)[32], Softmax &softmax, u32 (&weights)[4][4]) {
+DEVICE void weigh(const Params &p, const OwnRows<HAS_BYTES> &rows, int chunk, u32 shared,
+                  unsigned char *memory, const TokenPages &tokens, float (&s)[32], Softmax &softmax,
+                  u32 (&weights)[4][4]) {
   hold(s);
   const int left[2] = {rows.visible[0] - chunk * TILE, rows.visible[1] - chunk * TILE};
   mask(s, left);
-  if (GATHERS) tokens.mask(s);
-#if KV_DTYPE != 0
-  softmax.weigh(s, rows.scale, chunk == 0);
-#else
-  softmax.weigh(s, p.qk_scale, chunk == 0);
-#endif
+  if constexpr (GATHERS) tokens.mask(s);
+  softmax.weigh(s, rows.scale(p), chunk == 0);
   pack_weights(s, weights);
   publish<STAGE>(shared, memory, softmax, weights);
 }
 
 // Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
 template <bool PAIR, int GROUPS>
-__device__ __forceinline__ void attend_left(const Params &p, const Position &part,
-                                            const OwnRows &rows, int chunk, u32 shared,
-                                            unsigned char *memory, Attention<GROUPS> &own) {
+DEVICE void attend_left(const Params &p, const Position &part, const OwnRows<HAS_BYTES> &rows,
+                        int chunk, u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
   float s[32];
   u32 weights[4][4];
   TokenPages pages;
   const int tokens = part.tokens - part.token - chunk * TILE;
   start_stage<0>(s, shared, memory, own.filled[0], tokens);
-  if (GATHERS) pages.look_up(p, part, chunk);
+  if constexpr (GATHERS) pages.look_up(p, part, chunk);
   wgmma_wait_group<0>();
   if (chunk + 2 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<0>(p, rows, chunk, shared, memory, pages, s, own.softmax, weights);
   own.template start_own<0>(weights, shared);
   own.template end_values<0, 0>(shared);
-  if (PAIR) {
+  if constexpr (PAIR) {
     own.template start_other<0>(shared, memory);
     own.template end_values<1, 0>(shared);
   }
@@ -256,10 +252,9 @@ __device__ __forceinline__ void attend_left(const Params &p, const Position &par
 // Warpgroup 1's share: its scores, the other's values while these become weights, its values. The
 // tensor cores multiply for one warpgroup while the other computes its softmax.
 template <bool PAIR, int GROUPS>
-__device__ __forceinline__ void attend_right(const Params &p, const Position &part,
-                                             const OwnRows &rows, int chunk, u32 shared,
-                                             unsigned char *memory, Attention<GROUPS> &own) {
-  if (!PAIR) {
+DEVICE void attend_right(const Params &p, const Position &part, const OwnRows<HAS_BYTES> &rows,
+                         int chunk, u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
+  if constexpr (!PAIR) {
     own.template start_other<1>(shared, memory);
     own.template end_values<0, 1>(shared);
     return;
@@ -270,7 +265,7 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
   const int tokens = part.tokens - part.token - (chunk + 1) * TILE;
   start_stage<1>(s, shared, memory, own.filled[1], tokens);
   own.template start_other<1>(shared, memory);
-  if (GATHERS) pages.look_up(p, part, chunk + 1);
+  if constexpr (GATHERS) pages.look_up(p, part, chunk + 1);
   wgmma_wait_group<1>();
   if (chunk + 3 >= part.chunks) release(shared + QUERY_EMPTY);
   weigh<1>(p, rows, chunk + 1, shared, memory, pages, s, own.softmax, weights);
@@ -281,17 +276,15 @@ __device__ __forceinline__ void attend_right(const Params &p, const Position &pa
 
 // A warpgroup's share of a part.
 template <int HALF, int GROUPS>
-__device__ __forceinline__ void attend(const Params &p, const Position &part, int first_row, int parts,
-                                       u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
+DEVICE void attend(const Params &p, const Position &part, int first_row, int parts, u32 shared,
+                   unsigned char *memory, Attention<GROUPS> &own) {
   own.softmax.reset();
 #pragma unroll
   for (int i = 0; i < VALUES / GROUPS / 4; i++) own.o[i] = 0.0f;
-  OwnRows rows;
+  OwnRows<HAS_BYTES> rows;
   rows.find(part, first_row);
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
-#if KV_DTYPE != 0
   rows.find_scale(p, part, memory);
-#endif
   if (part.chunks <= HALF) release(shared + QUERY_EMPTY);
   int chunk = 0;
   for (; chunk + 1 < part.chunks; chunk += 2) {
@@ -309,7 +302,7 @@ __device__ __forceinline__ void attend(const Params &p, const Position &part, in
 }
 
 // Adds the sums of both warpgroups' tokens over whole rows.
-__device__ __forceinline__ void add_sums(unsigned char *memory, int parts, Softmax &softmax) {
+DEVICE void add_sums(unsigned char *memory, int parts, Softmax &softmax) {
   float *sums = reinterpret_cast<float *>(memory + SUMS_AT) + parts % 2 * 2 * TILE;
   const int half_of_thread = threadIdx.x / 128;
 #pragma unroll
@@ -333,12 +326,12 @@ static_assert(2 * sizeof(Waiting) <= WAITING_BYTES);
 
 // Writes a part's rows, or its partial, and merges; returns whether the range may have more parts.
 template <int GROUPS>
-__device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting, int rank,
-                                         unsigned char *memory, const Attention<GROUPS> &own) {
+DEVICE bool end_part(const Params &p, const Waiting &waiting, int rank, unsigned char *memory,
+                     const Attention<GROUPS> &own) {
   const WorkRange range = waiting.range;
   const Position part = waiting.part;
   const Splits splits = waiting.splits;
-  const int first_row = part.head * ROWS + rank * TILE;
+  const int first_row = part.head * Build::rows + rank * TILE;
   const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
   if (splits.count == 1) {
     if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
@@ -351,8 +344,8 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
   }
   const u32 epoch = p.epoch + __ldg(p.replays);
   if (splits.count == 2 && splits.mine == 0) {
-    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank), own.o, m, l,
-               reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
+    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank),
+                       own.o, m, l, reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
     return false;
   }
   float *slot = partial_of<GROUPS>(p, range, part, splits, splits.mine, rank);
@@ -370,8 +363,8 @@ __device__ __forceinline__ bool end_part(const Params &p, const Waiting &waiting
 
 // A warpgroup's share of a work range: all parts, and their rows or partials.
 template <int GROUPS>
-__device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, Position part, int rank,
-                                             u32 shared, unsigned char *memory) {
+DEVICE void attend_range(const Params &p, WorkRange &range, Position part, int rank, u32 shared,
+                         unsigned char *memory) {
   Attention<GROUPS> own;
   own.filled[0] = own.filled[1] = 0;
   for (int parts = 0;; parts++) {
@@ -380,15 +373,13 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
       waiting.range = range, waiting.part = part;
       waiting.splits.find(p, part, range);
     }
-    const int first_row = part.head * ROWS + rank * TILE;
-#if KV_DTYPE != 0
+    const int first_row = part.head * Build::rows + rank * TILE;
     // Here and not in `attend`, which exists once per warpgroup: synccheck reports a barrier in two
     // positions as divergence.
-    if (DIVIDED_QUERY) {
+    if constexpr (DIVIDED_QUERY) {
       mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
       divide_query(memory);
     }
-#endif
     if (threadIdx.x < 128)
       attend<0>(p, part, first_row, parts, shared, memory, own);
     else
@@ -400,14 +391,12 @@ __device__ __forceinline__ void attend_range(const Params &p, WorkRange &range, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(32 * Build::warps, 1)
+    mla(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  int rank = 0;
-#if CLUSTER > 1
-  rank = cluster_ctarank();
-#endif
+  const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   if (threadIdx.x == COPY_WARP * 32) {
     prefetch_tensormap(&p.k_map);
     prefetch_tensormap(&p.v_map);
@@ -420,14 +409,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
         mbarrier_init(shared + full_at(stage, copy), COPY_ARRIVALS);
       for (int half = 0; half < 2; half++)
         mbarrier_init(shared + empty_at(stage, half),
-                      KV_DTYPE != 0 && stage != half ? 4 : 4 * CLUSTER);
+                      Build::kv_dtype != 0 && stage != half ? 4 : 4 * Build::cluster);
       mbarrier_init(shared + WEIGHTS_FULL + 8 * stage, 4);
     }
     fence_mbarrier_init_release_cluster();
     fence_proxy_async_shared_cta();
   }
   Lengths lengths;
-  if (RAGGED) lengths.start(p, lane);
+  if constexpr (Build::ragged) lengths.start(p, lane);
   WorkRange range;
   Position part;
   const bool has_work =
@@ -435,10 +424,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) mla(const __grid_con
   Gather gather;
   if (GATHERS && has_work && warp >= COPY_WARP) gather.look_up(p, part, part.token);
   __syncthreads();
-#if CLUSTER > 1
-  barrier_cluster_arrive_relaxed();
-  barrier_cluster_wait();
-#endif
+  if constexpr (Build::cluster > 1) {
+    barrier_cluster_arrive_relaxed();
+    barrier_cluster_wait();
+  }
   // All CTAs of the cluster take the same branch.
   if (!has_work) return;
 

@@ -1,78 +1,56 @@
 // The output columns of both warpgroups, and the end of a part.
 #pragma once
-#if KV_DTYPE != 0
 #include "lean/fp8.cuh"
-#endif
+#include "lean/lanes.cuh"
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
 template <int COUNT>
-__device__ __forceinline__ void rescale(float (&o)[COUNT], float first, float second) {
+DEVICE void rescale(float (&o)[COUNT], float first, float second) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) o[i] *= i / 2 % 2 ? second : first;
 }
 
-// o += weights x values, with weights in registers or in shared memory.
-template <int COUNT, class Weights>
-__device__ __forceinline__ void add_values(float (&o)[COUNT], const Weights &weights, u64 values) {
-  if constexpr (COUNT == 128)
-    wgmma_m64n256k16(o, weights, values);
-  else if constexpr (COUNT == 64)
-    wgmma_m64n128k16(o, weights, values);
-  else
-    wgmma_m64n64k16(o, weights, values);
-}
-
 // Arrives at a barrier: this warp has finished using memory that may be overwritten.
-__device__ __forceinline__ void release(u32 barrier) {
+DEVICE void release(u32 barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) mbarrier_arrive(barrier);
 }
 
 // Arrives at the barriers of all CTAs of the cluster, which copy to each other.
-__device__ __forceinline__ void release_in_cluster(u32 barrier) {
-#if CLUSTER > 1
+DEVICE void release_in_cluster(u32 barrier) {
+  if constexpr (Build::cluster == 1) return release(barrier);
   __syncwarp();
-  if (threadIdx.x % 32 < CLUSTER) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
-#else
-  release(barrier);
-#endif
+  if (threadIdx.x % 32 < Build::cluster) mbarrier_arrive_cluster(barrier, threadIdx.x % 32);
 }
 
 // Writes two columns of a row, if the row exists.
-__device__ __forceinline__ void write_pair(const Params &p, const Position &part, int row, int column,
-                                           float x, float y) {
+DEVICE void write_pair(const Params &p, const Position &part, int row, int column, float x,
+                       float y) {
   if (row >= ALL_ROWS) return;
   unsigned short *at = p.out + part.sequence * p.stride_out_batch +
-                       (i64)(row / GROUP_SIZE) * p.stride_out_token +
-                       (i64)(row % GROUP_SIZE) * p.stride_out_head + column;
-  *reinterpret_cast<u32 *>(at) = cvt_rn_x2<BF16>(x, y);
+                       (i64)(row / Build::group_size) * p.stride_out_token +
+                       (i64)(row % Build::group_size) * p.stride_out_head + column;
+  *reinterpret_cast<u32 *>(at) = cvt_rn_x2<Build::bf16>(x, y);
 }
 
 template <int GROUPS>
-__device__ __forceinline__ void write_lse(const Params &p, const Position &part, int row, float m,
-                                          float l) {
+DEVICE void write_lse(const Params &p, const Position &part, int row, float m, float l) {
   if (row >= ALL_ROWS || group_of_cta<GROUPS>() > 0) return;
-  const i64 head = (i64)part.sequence * GROUP_SIZE + row % GROUP_SIZE;
-  p.lse[head * Q_LEN + row / GROUP_SIZE] =
-      l == 0.0f ? -INFINITE : (m + lg2_approx_ftz(l)) * 0.6931471805599453f;
+  const i64 head = (i64)part.sequence * Build::group_size + row % Build::group_size;
+  p.lse[head * Build::q_len + row / Build::group_size] = lse_of(m, l);
 }
 
-__device__ __forceinline__ float reciprocal(float l) { return l > 0.0f ? rcp_approx_ftz(l) : l; }
-
 // Returns the factor of a row's sum of values; `l` is its sum of weights.
-#if KV_DTYPE != 0
-__device__ __forceinline__ float value_scale(const Params &p, const Position &part, float l) {
+DEVICE float value_scale(const Params &p, const Position &part, float l) {
+  if constexpr (!HAS_BYTES) return reciprocal(l);
   // The scale of an empty sequence can be NaN.
   return l == 0.0f ? 0.0f : reciprocal(l) * KV_UNIT * scale_of(p.k_descale, part.sequence, 0);
 }
-#else
-#define value_scale(p, part, l) reciprocal(l)
-#endif
 
 // Transposes four words of each of four lanes: lane i gets the i-th of each.
-__device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
+DEVICE void transpose_in_quad(u32 (&words)[4]) {
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {
     const bool upper = threadIdx.x & step;
@@ -87,14 +65,14 @@ __device__ __forceinline__ void transpose_in_quad(u32 (&words)[4]) {
 
 // Writes the thread's rows, 16 bytes at a time; `number` returns the number of an accumulator.
 template <int GROUPS, class NumberOf>
-__device__ __forceinline__ void write_rows(const Params &p, const Position &part, int first_row,
-                                           const NumberOf &number) {
+DEVICE void write_rows(const Params &p, const Position &part, int first_row,
+                       const NumberOf &number) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = first_row + own_row() + 8 * half;
     unsigned short *at = p.out + part.sequence * p.stride_out_batch +
-                         (i64)(row / GROUP_SIZE) * p.stride_out_token +
-                         (i64)(row % GROUP_SIZE) * p.stride_out_head +
+                         (i64)(row / Build::group_size) * p.stride_out_token +
+                         (i64)(row % Build::group_size) * p.stride_out_head +
                          OwnColumns<GROUPS>::of_unit(0) + threadIdx.x % 4 * 6;
 #pragma unroll
     for (int first = half; first < OwnColumns<GROUPS>::UNITS; first += 8) {
@@ -102,7 +80,7 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int unit = first + 2 * i;
-        words[i] = cvt_rn_x2<BF16>(number(2 * unit), number(2 * unit + 1));
+        words[i] = cvt_rn_x2<Build::bf16>(number(2 * unit), number(2 * unit + 1));
       }
       transpose_in_quad(words);
       if (row < ALL_ROWS)
@@ -115,26 +93,24 @@ __device__ __forceinline__ void write_rows(const Params &p, const Position &part
 // Returns the partial of split `split` of an output tile. Each work range has a slot, and another
 // for an output tile's first split, so that it need not wait until the first slot has been read.
 template <int GROUPS>
-__device__ __forceinline__ float *partial_of(const Params &p, const WorkRange &range,
-                                             const Position &part, const Splits &splits, int split,
-                                             int rank) {
-  const int ranges = gridDim.x / CLUSTER / GROUPS;
+DEVICE float *partial_of(const Params &p, const WorkRange &range, const Position &part,
+                         const Splits &splits, int split, int rank) {
+  const int ranges = gridDim.x / Build::cluster / GROUPS;
   int slot = range.slot + split - splits.mine;
   if (split == 0)
-    slot = ranges + (RAGGED && range.longest > 0 ? part.sequence * ROW_TILES + part.head
-                                                 : range.slot - splits.mine);
+    slot = ranges + (Build::ragged && range.longest > 0 ? part.sequence * ROW_TILES + part.head
+                                                        : range.slot - splits.mine);
   slot = slot * GROUPS + group_of_cta<GROUPS>();
-  return reinterpret_cast<float *>(p.partials) + ((i64)slot * CLUSTER + rank) * PARTIAL;
+  return reinterpret_cast<float *>(p.partials) + ((i64)slot * Build::cluster + rank) * PARTIAL;
 }
 
 // Returns whether this warp has any rows: 16 query heads fill one warp of each warpgroup.
-__device__ __forceinline__ bool has_rows(int first_row) {
+DEVICE bool has_rows(int first_row) {
   return ALL_ROWS % TILE == 0 || first_row + threadIdx.x % 128 / 32 * 16 < ALL_ROWS;
 }
 
 template <int GROUPS>
-__device__ __forceinline__ void store_partial(float *slot, int first_row,
-                                              const float (&o)[VALUES / GROUPS / 4]) {
+DEVICE void store_partial(float *slot, int first_row, const float (&o)[VALUES / GROUPS / 4]) {
   if (!has_rows(first_row)) return;
 #pragma unroll
   for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)
@@ -143,12 +119,12 @@ __device__ __forceinline__ void store_partial(float *slot, int first_row,
 }
 
 // Called once all threads of the CTA have stored theirs.
-__device__ __forceinline__ void publish_partial(float *slot, u32 epoch) {
+DEVICE void publish_partial(float *slot, u32 epoch) {
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if (threadIdx.x == 0) st_release_gpu(slot + EPOCH_AT, epoch);
 }
 
-__device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
+DEVICE void wait_for_partial(const float *slot, u32 epoch) {
   while (ld_acquire_gpu(slot + EPOCH_AT) != epoch) {
   }
 }
@@ -156,10 +132,9 @@ __device__ __forceinline__ void wait_for_partial(const float *slot, u32 epoch) {
 // Merges the partial of an output tile's second and last split with the first one's, held by this
 // CTA, and writes the rows. `shares`: factors of the two for each row.
 template <int GROUPS>
-__device__ __forceinline__ void merge_pair(const Params &p, const Position &part, int first_row,
-                                           const float *slot, const float (&o)[VALUES / GROUPS / 4],
-                                           const float (&m)[2], const float (&l)[2], float2 *shares,
-                                           u32 epoch) {
+DEVICE void merge_pair(const Params &p, const Position &part, int first_row, const float *slot,
+                       const float (&o)[VALUES / GROUPS / 4], const float (&m)[2],
+                       const float (&l)[2], float2 *shares, u32 epoch) {
   if (threadIdx.x < 128) {
     if (threadIdx.x % 32 == 0) wait_for_partial(slot, epoch);
     __syncwarp();
@@ -193,7 +168,7 @@ constexpr int ROW_WARPS = ALL_ROWS <= 32 ? (ALL_ROWS + 15) / 16 : 4;
 struct MergeShare {
   int thread, row, first, step;
 
-  __device__ __forceinline__ explicit MergeShare(const Splits &splits) {
+  DEVICE explicit MergeShare(const Splits &splits) {
     const int team = threadIdx.x % 128 / 32 / ROW_WARPS;
     thread = threadIdx.x - team * ROW_WARPS * 32;
     row = thread % 128 / 32 * 16 + thread % 32 / 4;
@@ -206,8 +181,8 @@ struct MergeShare {
 // read at once, so nothing waits between them. Slower for partials of all columns, unless they are
 // many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
 template <int GROUPS, int SPLITS>
-__device__ __forceinline__ void merge_few(const Params &p, const WorkRange &range, const Position &part,
-                                          const Splits &splits, int rank, int first_row) {
+DEVICE void merge_few(const Params &p, const WorkRange &range, const Position &part,
+                      const Splits &splits, int rank, int first_row) {
   constexpr int AT_ONCE = 2;
   constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
@@ -215,15 +190,17 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
     float2 o[SPLITS][AT_ONCE], log[SPLITS][AT_ONCE];
 #pragma unroll
     for (int j = 0; j < SPLITS; j++) {
-      const float *slot = partial_of<GROUPS>(p, range, part, splits, min(j, splits.count - 1), rank);
+      const float *slot =
+          partial_of<GROUPS>(p, range, part, splits, min(j, splits.count - 1), rank);
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++) {
         const int unit = first + i * share.step;
         o[j][i] = make_float2(0.0f, 0.0f), log[j][i] = make_float2(LOWEST, 0.0f);
         if (unit < UNITS && j < splits.count) {
-          log[j][i] =
-              __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + share.row + 8 * (unit % 2));
-          o[j][i] = __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + share.thread);
+          log[j][i] = __ldcg(reinterpret_cast<const float2 *>(slot + WEIGHTS_AT) + share.row +
+                             8 * (unit % 2));
+          o[j][i] =
+              __ldcg(reinterpret_cast<const float2 *>(slot) + unit * CONSUMERS + share.thread);
         }
       }
     }
@@ -242,9 +219,9 @@ __device__ __forceinline__ void merge_few(const Params &p, const WorkRange &rang
       }
       if (unit >= UNITS) break;
       const float scale = value_scale(p, part, l);
-      write_pair(p, part, row, OwnColumns<GROUPS>::of_unit(unit), sum.x * scale,
-                 sum.y * scale);
-      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0) write_lse<GROUPS>(p, part, row, m, l);
+      write_pair(p, part, row, OwnColumns<GROUPS>::of_unit(unit), sum.x * scale, sum.y * scale);
+      if (unit < 2 && share.thread < 128 && share.thread % 4 == 0)
+        write_lse<GROUPS>(p, part, row, m, l);
     }
   }
 }
@@ -259,9 +236,8 @@ struct AtOnce {
 
 // Merges and writes this CTA's share of the units of all splits, weighted.
 template <int GROUPS, int AT_ONCE, int SPLITS>
-__device__ __forceinline__ void merge_units(const Params &p, const WorkRange &range,
-                                            const Position &part, const Splits &splits, int rank,
-                                            int first_row, const float2 *weights) {
+DEVICE void merge_units(const Params &p, const WorkRange &range, const Position &part,
+                        const Splits &splits, int rank, int first_row, const float2 *weights) {
   constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
   const int thread = share.thread, own_row = share.row, mergers = share.step;
@@ -287,7 +263,8 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
           const int row = own_row + 8 * ((first + i * mergers) % 2);
-          const float weight = split + j < splits.count ? weights[(split + j) * TILE + row].x : 0.0f;
+          const float weight =
+              split + j < splits.count ? weights[(split + j) * TILE + row].x : 0.0f;
           sum[i].x += weight * o[j][i].x, sum[i].y += weight * o[j][i].y;
         }
     }
@@ -295,8 +272,8 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
     for (int i = 0; i < AT_ONCE; i++) {
       const int unit = first + i * mergers;
       if (unit < UNITS)
-        write_pair(p, part, first_row + own_row + 8 * (unit % 2),
-                   OwnColumns<GROUPS>::of_unit(unit), sum[i].x, sum[i].y);
+        write_pair(p, part, first_row + own_row + 8 * (unit % 2), OwnColumns<GROUPS>::of_unit(unit),
+                   sum[i].x, sum[i].y);
     }
   }
 }
@@ -305,17 +282,16 @@ __device__ __forceinline__ void merge_units(const Params &p, const WorkRange &ra
 // all except the one with the last split, which continues. They wait for each other, so all CTAs of
 // the launch must be resident: it is cooperative.
 template <int GROUPS>
-__device__ __forceinline__ void merge(const Params &p, const WorkRange &range, const Position &part,
-                                      const Splits &splits, int rank, int first_row,
-                                      unsigned char *memory, u32 epoch) {
+DEVICE void merge(const Params &p, const WorkRange &range, const Position &part,
+                  const Splits &splits, int rank, int first_row, unsigned char *memory, u32 epoch) {
   const int mergers = splits.count - 1;
   for (int split = threadIdx.x; split < splits.count; split += CONSUMERS)
     wait_for_partial(partial_of<GROUPS>(p, range, part, splits, split, rank), epoch);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if constexpr (GROUPS > 1 || ROW_WARPS < 4) {
-    if (splits.count <= ONE_ROUND && (GROUPS > 1 || splits.count > LEAST_OF_ONE_ROUND)) {
+    if (splits.count <= Build::one_round && (GROUPS > 1 || splits.count > LEAST_OF_ONE_ROUND)) {
       if (ROW_WARPS < 4 || has_rows(first_row))
-        merge_few<GROUPS, ONE_ROUND>(p, range, part, splits, rank, first_row);
+        merge_few<GROUPS, Build::one_round>(p, range, part, splits, rank, first_row);
       return;
     }
   }
@@ -340,20 +316,17 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
   float m = LOWEST, l = 0.0f;
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     m = fmaxf(m, logs[split * TILE + row].x);
-  m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-  m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+  m = max_of_lanes<1, 4>(m);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4) {
     float2 &log = logs[split * TILE + row];
     log.x = ex2_approx_ftz(log.x - m);
     l += log.x * log.y;
   }
-  l += __shfl_xor_sync(~0u, l, 1);
-  l += __shfl_xor_sync(~0u, l, 2);
+  l = sum_of_lanes<1, 4>(l);
   const float scale = value_scale(p, part, l);
   for (int split = threadIdx.x % 4; split < splits.count; split += 4)
     logs[split * TILE + row].x *= scale;
-  if (splits.mine == 0 && threadIdx.x % 4 == 0)
-    write_lse<GROUPS>(p, part, first_row + row, m, l);
+  if (splits.mine == 0 && threadIdx.x % 4 == 0) write_lse<GROUPS>(p, part, first_row + row, m, l);
   bar_sync(OF_CONSUMERS, CONSUMERS);
   const auto units = [&](auto groups) {
     merge_units<GROUPS, decltype(groups)::UNITS_AT_ONCE, decltype(groups)::SPLITS_AT_ONCE>(
@@ -367,25 +340,23 @@ __device__ __forceinline__ void merge(const Params &p, const WorkRange &range, c
       units(AtOnce<2, 16>());
     return;
   }
-#if CLUSTER == 1
-  if (ROW_WARPS < 4 && mergers >= 16)
-    units(AtOnce<2, 16>());
-  else
-  // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
-  if (mergers >= 8)
-    units(AtOnce<2, 8>());
-  else
-    units(AtOnce<4, 4>());
-#else
-  // The most reads in flight that registers allow. 8 to 15 mergers belong to a short context, which
-  // is faster with less code (H200; reports/performance-log.md, entry 54).
-  if (mergers >= 32)
-    units(AtOnce<2, 32>());
-  else if (mergers >= 16)
-    units(AtOnce<4, 16>());
-  else if (mergers >= 8)
-    units(AtOnce<2, 8>());
-  else
-    units(AtOnce<16, 4>());
-#endif
+  if constexpr (Build::cluster == 1) {
+    if (ROW_WARPS < 4 && mergers >= 16) units(AtOnce<2, 16>());
+    // Fewer reads in flight, in less code (H200; reports/performance-log.md, entry 47).
+    else if (mergers >= 8)
+      units(AtOnce<2, 8>());
+    else
+      units(AtOnce<4, 4>());
+  } else {
+    // The most reads in flight that registers allow. 8 to 15 mergers belong to a short context,
+    // which is faster with less code (H200; reports/performance-log.md, entry 54).
+    if (mergers >= 32)
+      units(AtOnce<2, 32>());
+    else if (mergers >= 16)
+      units(AtOnce<4, 16>());
+    else if (mergers >= 8)
+      units(AtOnce<2, 8>());
+    else
+      units(AtOnce<16, 4>());
+  }
 }

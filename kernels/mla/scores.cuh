@@ -1,38 +1,30 @@
 // Scores, softmax and weights of a stage, computed by its own warpgroup.
 #pragma once
+#include "lean/lanes.cuh"
 #include "lean/schedule.cuh"
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
 
 // Returns the factor above 0 that makes scores of a thread's row `half` exponents of 2: of both
 // rows, or of each.
-__device__ __forceinline__ float of_row(float scale, int) { return scale; }
-__device__ __forceinline__ float of_row(float2 scale, int half) { return half ? scale.y : scale.x; }
-__device__ __forceinline__ void set_ones(float &scale) { scale = 1.0f; }
-__device__ __forceinline__ void set_ones(float2 &scale) { scale = make_float2(1.0f, 1.0f); }
+DEVICE float of_row(float scale, int) { return scale; }
+DEVICE float of_row(float2 scale, int half) { return half ? scale.y : scale.x; }
+DEVICE void set_ones(float &scale) { scale = 1.0f; }
+DEVICE void set_ones(float2 &scale) { scale = make_float2(1.0f, 1.0f); }
 
-// References of the weights of two rows, and their sums over this thread's tokens so far.
-struct Softmax {
-  float m[2], l[2];
-  float scale[2];  // factor of the sums before the latest stage
-  bool rescales;   // a row of this warp has a scale other than 1
-
-  __device__ __forceinline__ void reset() {
-    m[0] = m[1] = LOWEST;
-    l[0] = l[1] = 0.0f;
-  }
+struct Softmax : RowSums {
+  bool rescales;  // a row of this warp has a scale other than 1
 
   // Turns scores into weights; `qk_scale` as in `of_row`.
   template <class Scale>
-  __device__ __forceinline__ void weigh(float (&s)[32], Scale qk_scale, bool first) {
+  DEVICE void weigh(float (&s)[32], Scale qk_scale, bool first) {
     rescales = false;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       float high = -INFINITE;
 #pragma unroll
       for (int i = 0; i < 16; i++) high = fmaxf(high, s[i / 2 * 4 + 2 * half + i % 2]);
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2)) * of_row(qk_scale, half);
+      high = max_of_lanes<1, 4>(high) * of_row(qk_scale, half);
       scale[half] = 1.0f;
       if (first) {
         m[half] = fmaxf(high, LOWEST);
@@ -61,39 +53,26 @@ struct Softmax {
     }
     rescales = __any_sync(~0u, rescales);
   }
-
-  // Returns the sum over the whole row.
-  __device__ __forceinline__ float sum(int half) const {
-    float whole = l[half];
-    whole += __shfl_xor_sync(~0u, whole, 1);
-    return whole + __shfl_xor_sync(~0u, whole, 2);
-  }
 };
-
-// Packs weights as left operands of a matrix instruction.
-__device__ __forceinline__ void pack_weights(const float (&s)[32], u32 (&weights)[4][4]) {
-#pragma unroll
-  for (int i = 0; i < 16; i++) weights[i / 4][i % 4] = cvt_rn_x2<BF16_OPERANDS>(s[2 * i], s[2 * i + 1]);
-}
 
 // S += Q K^T of a column of a stage, or = without `adds`.
 template <int STAGE>
-__device__ __forceinline__ void add_scores(float (&s)[32], u32 shared, int column, bool adds) {
+DEVICE void add_scores(float (&s)[32], u32 shared, int column, bool adds) {
   const u64 a = matrix_descriptor(shared + column * COLUMN, 16);
   const u64 b = matrix_descriptor(shared + STAGE_AT<STAGE> + place_of(STAGE, column) * COLUMN, 16);
 #pragma unroll
   for (int step = 0; step < 4; step++)
-    wgmma_m64n64k16(s, a + 2 * step, b + 2 * step, adds || step > 0);
+    wgmma_m64k16(s, a + 2 * step, b + 2 * step, adds || step > 0);
 }
 
 // Starts S = Q K^T of a stage, column by column as they arrive.
 template <int STAGE>
-__device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int filled) {
+DEVICE void start_scores(float (&s)[32], u32 shared, int filled) {
 #pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
-    if (GATHERS) fence_proxy_async_shared_cta();
+    if constexpr (GATHERS) fence_proxy_async_shared_cta();
     wgmma_fence();
     add_scores<STAGE>(s, shared, column, i > 0);
   }
@@ -103,18 +82,19 @@ __device__ __forceinline__ void start_scores(float (&s)[32], u32 shared, int fil
 // Clears the values of tokens past the sequence's end. They can be NaN, which weights of 0 do not
 // remove.
 template <int STAGE>
-__device__ __forceinline__ void clear_end(u32 shared, int filled, int tokens) {
+DEVICE void clear_end(u32 shared, int filled, int tokens) {
   for (int column = 0; column < QUERY_COLUMNS; column++)
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
   const int pieces = (TILE - tokens) * 8;
   for (int i = threadIdx.x % 128; i < pieces * (VALUES / 64); i += 128)
-    st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16, 0);
+    st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16,
+                 0);
   fence_proxy_async_shared_cta();
   bar_sync(OF_WARPGROUP + STAGE, 128);
 }
 
 // Masks tokens: the row sees the first `visible`, counted from the stage's first.
-__device__ __forceinline__ void mask(float (&s)[32], const int (&visible)[2]) {
+DEVICE void mask(float (&s)[32], const int (&visible)[2]) {
   if (min(visible[0], visible[1]) >= TILE) return;
 #pragma unroll
   for (int i = 0; i < 32; i++) {
@@ -125,8 +105,8 @@ __device__ __forceinline__ void mask(float (&s)[32], const int (&visible)[2]) {
 
 // Passes weights and maxima to the other warpgroup.
 template <int STAGE>
-__device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const Softmax &softmax,
-                                        const u32 (&weights)[4][4]) {
+DEVICE void publish(u32 shared, unsigned char *memory, const Softmax &softmax,
+                    const u32 (&weights)[4][4]) {
   const int row = own_row(), lane = threadIdx.x % 32;
   if (lane % 4 == 0) {
     float2 *maxima = reinterpret_cast<float2 *>(memory + MAXIMA_AT) + STAGE * TILE;
@@ -149,8 +129,7 @@ __device__ __forceinline__ void publish(u32 shared, unsigned char *memory, const
 
 // Waits for the other warpgroup's weights, and adopts its maxima.
 template <int STAGE>
-__device__ __forceinline__ void take_over(u32 shared, const unsigned char *memory, int filled,
-                                          Softmax &softmax) {
+DEVICE void take_over(u32 shared, const unsigned char *memory, int filled, Softmax &softmax) {
   mbarrier_try_wait_parity(shared + WEIGHTS_FULL + 8 * STAGE, filled % 2);
   const float2 *maxima = reinterpret_cast<const float2 *>(memory + MAXIMA_AT) + STAGE * TILE;
 #pragma unroll

@@ -75,12 +75,12 @@ def step_tokens(problem: AttentionProblem, config: CudaConfig) -> int:
 
 
 def tile_heads(problem: AttentionProblem, config: CudaConfig) -> int:
-    """Return the KV heads of an output tile: HEADS_OF_ROW in build.cuh."""
+    """Return the KV heads of an output tile: `Build::heads_of_row`."""
     return CudaBuild.of(problem, config).heads_of_row
 
 
 def packing_of(problem: AttentionProblem, config: CudaConfig, schedule: Schedule) -> Packing | None:
-    """Return how a launch packs output tiles that count no end (PACKS in build.cuh).
+    """Return how a launch packs output tiles that count no end (`Build::packs`).
 
     None if each CTA has one segment, or all warps walk every one.
     """

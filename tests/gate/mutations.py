@@ -3,8 +3,8 @@
 Some lines look like candidates, but changing them has no visible effect:
 
 - `l == 0.0f ? -INFINITE` of an LSE (partials.cuh): the logarithm of 0 is the same.
-- `rank < CLUSTER ? weights.x` (reduce.cuh): clusters merge without teams, so no rank is past the
-  last.
+- `rank < Build::cluster ? weights.x` (reduce.cuh): clusters merge without teams, so no rank is past
+  the last.
 - `is_same &= kept[j] == numbers[j]` (kept.cuh): the sum differs, too.
 - The lower bound of a length on the device (tiles.cuh), without appended tokens: a negative
   length has no chunk, like 0. With appended tokens, tests/kernels/test_append_on_cpu.py needs it.
@@ -88,7 +88,7 @@ LATE_LATENT_PARTIALS = Delay(
     f"{MLA}/outputs.cuh",
     "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
     "  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)\n",
-    "  if (blockIdx.x / CLUSTER % 2) __nanosleep(500000);\n"
+    "  if (blockIdx.x / Build::cluster % 2) __nanosleep(500000);\n"
     "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
     "  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)\n",
 )

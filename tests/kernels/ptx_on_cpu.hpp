@@ -12,7 +12,6 @@ inline u32 cvt_rn_x2(float low, float high) {
   return half_of(low, TO_BF16) | half_of(high, TO_BF16) << 16;
 }
 
-#if __CUDA_ARCH__ >= 890
 inline u32 cvt_rn_f16x2_e4m3x2(unsigned short pair) {
   return half_of_e4m3(pair & 0xff) | half_of_e4m3(pair >> 8) << 16;
 }
@@ -21,7 +20,6 @@ template <int HALF>
 inline u32 cvt_rn_f16x2_e4m3x2_half(u32 word) {
   return cvt_rn_f16x2_e4m3x2((unsigned short)(word >> 16 * HALF));
 }
-#endif
 
 // ---- copies to shared memory -------------------------------------------------------------------
 
@@ -45,7 +43,6 @@ inline void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) { arrive_with_byte
 inline void cp_async_mbarrier_arrive_noinc(u32 barrier) { arrive_after_copies(barrier); }
 inline void mbarrier_try_wait_parity(u32 barrier, u32 parity) { wait_for_parity(barrier, parity); }
 
-#if PEERS
 // ---- memory that other GPUs read and write -----------------------------------------------------
 
 inline void st_relaxed_sys_b128(u32 *at, uint4 x) { st_relaxed_gpu_b128(at, x); }
@@ -57,13 +54,12 @@ inline u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
   *at += x;
   return before;
 }
-#endif
 
 // ---- clusters ----------------------------------------------------------------------------------
 
 inline void barrier_cluster_arrive() { arrive_at_cluster(); }
 inline void barrier_cluster_wait() { wait_for_cluster(); }
-inline int cluster_ctarank() { return blockIdx.x % CLUSTER; }
+inline int cluster_ctarank() { return blockIdx.x % Build::cluster; }
 
 inline u32 mapa_shared_cluster(u32 address, int rank) {
   return address | (u32)(rank + 1) << RANK_SHIFT;
@@ -79,7 +75,7 @@ extern "C" void ENTRY(const Params p);
 // See `run_grid`.
 extern "C" const char *launch(const Params *params, int grid, int shared_bytes, int most_ctas,
                               int lazy, u32 seed) {
-  const Kernel kernel = {WARPS, CLUSTER, BF16_OPERANDS,
+  const Kernel kernel = {Build::warps, Build::cluster, BF16_OPERANDS,
                          [](const void *p) { ENTRY(*static_cast<const Params *>(p)); }};
   return run_grid(kernel, params, grid, shared_bytes, most_ctas, lazy, seed);
 }

@@ -78,7 +78,7 @@ static int ranges, most, count;
 // Runs a lane of every CTA; lane 0 records the parts.
 static void walk() {
   for (int cta = 0; cta < ranges; cta++) {
-    gridDim.x = ranges * CLUSTER, blockIdx.x = cta * CLUSTER;
+    gridDim.x = ranges * Build::cluster, blockIdx.x = cta * Build::cluster;
     const int lane = this_lane;
     Lengths lengths;
     lengths.start(*params, lane);

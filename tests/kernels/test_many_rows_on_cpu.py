@@ -164,7 +164,7 @@ DEEP_CASES = {
 
 #: Lines without which a launch is wrong, or ends in no order that a GPU allows.
 MUTATIONS: list[Mutation] = [
-    ("rows_attend.cuh", "token + CHUNK <= all_to", "true"),
+    ("rows_attend.cuh", "token + Build::chunk <= all_to", "true"),
     ("rows_attend.cuh", "o[i] *= softmax.scale[i / 2 % 2]", "o[i] *= 1.0f"),
     ("many_rows.cu", "      if (!part.is_rest) {", "      {"),
     (
@@ -190,7 +190,7 @@ MUTATIONS: list[Mutation] = [
         "    start_values(o, weights, shared, stage);\n",
     ),
     ("rows_copy.cuh", "    mbarrier_try_wait_parity(empty, parity ^ 1);\n", ""),
-    ("rows_copy.cuh", "    look_up(p, part, kv_head, token + CHUNK);\n", ""),
+    ("rows_copy.cuh", "    look_up(p, part, kv_head, token + Build::chunk);\n", ""),
     ("rows_copy.cuh", "(to ^ i % 8 * 16)", "to"),
 ]
 #: The same for pairs of CTAs.
@@ -199,10 +199,10 @@ PAIR_MUTATIONS: list[Mutation] = [
     ("rows_output.cuh", "  meet_cluster();\n  const RowWriter", "  const RowWriter"),
     (
         "rows_output.cuh",
-        "float sum = SINKS ? ex2_approx_ftz(sink - high) : 0.0f;",
+        "float sum = Build::sinks ? ex2_approx_ftz(sink - high) : 0.0f;",
         "float sum = 0.0f;",
     ),
-    ("rows_attend.cuh", "const int first = CLUSTER > 1 ? rank : 0;", "const int first = 0;"),
+    ("rows_attend.cuh", "const int first = Build::cluster > 1 ? rank : 0;", "const int first = 0;"),
 ]
 
 

@@ -202,13 +202,13 @@ FP8_MUTATIONS: list[Mutation] = [
         "fence_proxy_async_shared_cta();",
     ),
     ("bytes.cuh", "if (token < tokens)", "if (true)"),
-    ("mla.cu", "if (DIVIDED_QUERY) scale.x *=", "if (false) scale.x *="),
+    ("mla.cu", "if constexpr (DIVIDED_QUERY) own.x *=", "if (false) own.x *="),
 ]
 #: Mutations of copies by lanes.
 GATHER_MUTATIONS: list[Mutation] = [
     ("gather.cuh", "if (token >= part.tokens) return -1;", ""),
     ("gather.cuh", "exists[i] && has_piece(column)", "has_piece(column)"),
-    ("mla.cu", "if (GATHERS) tokens.mask(s);", ""),
+    ("mla.cu", "if constexpr (GATHERS) tokens.mask(s);", ""),
     ("gather.cuh", "turn == OwnColumns<GROUPS>::FIRST_OF_OTHER", "false"),
 ]
 

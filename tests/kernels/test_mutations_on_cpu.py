@@ -25,7 +25,7 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "device": [
         ("partials.cuh", "first[i].w != epoch | second[i].w", "second[i].w"),
-        ("lean.cu", "#endif\n      __syncthreads();", "#endif"),
+        ("lean.cu", "stored(output_tile);\n      __syncthreads();", "stored(output_tile);"),
         ("attend.cuh", "if (masked) mask_scores", "if (false) mask_scores"),
         ("reduce.cuh", "slot + stride, stride", "slot, stride"),
         ("tiles.cuh", "divide(n, early ? share + 1 : share)", "divide(n, share)"),
@@ -48,11 +48,11 @@ LEAN: dict[str, list[Mutation]] = {
         ("copy.cuh", "parity = 1;", "parity = 0;"),
         ("lean.cu", " && part.chunk < part.chunks)", ")"),
         ("lean.cu", "works && range.is_first_split()", "works"),
-        ("copy.cuh", "(STAGES - empty_stages) * RANGE_WARPS", "0"),
+        ("copy.cuh", "(Build::stages - empty_stages) * RANGE_WARPS", "0"),
         ("schedule.cuh", "head = unit - position.sequence * each", "head = 0"),
     ],
     "short sequences in clusters": [
-        ("lean.cu", "chunks <= WARPS", "chunks <= 2 * WARPS"),
+        ("lean.cu", "chunks <= Build::warps", "chunks <= 2 * Build::warps"),
         ("lean.cu", "!exchanged, p.epoch", "false, p.epoch"),
         ("lean.cu", "1 && exchanged)", "1 && !first_part)"),
     ],
@@ -62,9 +62,9 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "windows": [
         ("attend.cuh", "own - p.window_left)", "own - p.window_left - 1)"),
-        ("attend.cuh", "if (MASKED_STARTS) masked |=", "if (false) masked |="),
-        ("attend.cuh", "if (SOFTCAP) cap_scores", "if (false) cap_scores"),
-        ("lean.cu", "    if (SINKS && threadIdx.x < ROWS)", "    if (false)"),
+        ("attend.cuh", "if constexpr (MASKED_STARTS)", "if (false)"),
+        ("attend.cuh", "if constexpr (Build::softcap) cap_scores", "if (false) cap_scores"),
+        ("lean.cu", "    if (Build::sinks && threadIdx.x < Build::rows)", "    if (false)"),
         ("partials.cuh", "l = l * scale + ex2", "l = l + ex2"),
     ],
     "attention chunks": [
@@ -74,7 +74,7 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "paged windows in clusters": [
         ("attend.cuh", "part.first_seen(p, 0) - token", "0"),
-        ("attend.cuh", "WINDOW_RIGHT * p.window_right", "0"),
+        ("attend.cuh", "Build::window_right * p.window_right", "0"),
         ("attend.cuh", "max(part.leftpad, own", "max(0, own"),
         (
             "schedule.cuh",
@@ -82,21 +82,22 @@ LEAN: dict[str, list[Mutation]] = {
             "position.token = 0 * (position.",
         ),
         ("attend.cuh", "fabsf(ahead +", "(ahead +"),
-        ("tiles.cuh", "return token / START_STEP * START_STEP", "return token"),
+        ("tiles.cuh", "return token / Build::start_step * Build::start_step", "return token"),
     ],
     "short output tiles": [
-        ("lean.cu", "if (PACKS && is_shared && part.packed)", "if (false)"),
+        ("lean.cu", "if (Build::packs && is_shared && part.packed)", "if (false)"),
         ("copy.cuh", "position.first_chunk(range_warp)", "range_warp"),
         ("position.cuh", "chunk = mine ? 0 : chunks;", ""),
     ],
     "blocks of KV heads": [("params.cuh", " + (i64)kv_head * p.stride_table_head", "")],
     "pages of one token": [("copy.cuh", "position.chunk + position.step());", "position.chunk);")],
-    "pages of 48": [("build.cuh", "while (page % box != 0) box /= 2;", "")],
-    "head_dim 72": [("attend.cuh", "if (step * 16 + 8 < V_HEAD_DIM) to[SECOND]", "to[SECOND]")],
+    "head_dim 72": [
+        ("attend.cuh", "if (step * 16 + 8 < Build::v_head_dim) to[SECOND]", "to[SECOND]")
+    ],
     "head_dim 56, async": [("copy.cuh", "column + i < DIM / PIECE_NUMBERS);", "true);")],
     "chunks of queries": [
-        ("position.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * ROWS", "0"),
-        ("attend.cuh", "query.row_offset / GROUP_SIZE;", "query.row_offset;"),
+        ("position.cuh", "row_tile_in_turn(head - kv_head * tiles, tiles) * Build::rows", "0"),
+        ("attend.cuh", "query.row_offset / Build::group_size;", "query.row_offset;"),
     ],
     "a large batch": [("lengths.cuh", ", longer_than_one += tiles > 1;", ";")],
     "ragged queries": [
@@ -107,26 +108,28 @@ LEAN: dict[str, list[Mutation]] = {
         ("schedule.cuh", "slot = output_tile * most + split;", "slot = unit;"),
         ("schedule.cuh", "split = most - 1 - turn;", "split = turn;"),
     ],
-    "equal splits, host": [("schedule.cuh", "if (EQUAL_SPLITS || (RAGGED", "if ((RAGGED")],
+    "equal splits, host": [
+        ("schedule.cuh", "if (Build::equal_splits || (Build::ragged", "if ((Build::ragged")
+    ],
     "equal splits of clusters": [
-        ("schedule.cuh", "(EQUAL_SPLITS ? ranges - output_tiles : 0)", "0")
+        ("schedule.cuh", "(Build::equal_splits ? ranges - output_tiles : 0)", "0")
     ],
     "V of its own head_dim": [("copy.cuh", "if (column < V_COLUMNS)", "")],
     "scales of pages": [
-        ("attend.cuh", "if (PAGE_SCALES) scale *=", "if (false) scale *="),
+        ("attend.cuh", "if constexpr (Build::page_scales) scale *=", "if (false) scale *="),
         ("attend.cuh", "if (__any_sync(~0u, top > unit))", "if (false)"),
-        ("attend.cuh", "if (PAGE_SCALES) v_scale *= unit;", ""),
+        ("attend.cuh", "if constexpr (Build::page_scales) v_scale *= unit;", ""),
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES, stage);", "0, stage);"),
-        ("copy.cuh", "PAGE_SCALES) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
+        ("copy.cuh", "Build::page_scales) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
     ],
-    "scales of tokens": [("attend.cuh", "(BOX < 8 ? lane / 4 : 0)", "0")],
+    "scales of tokens": [("attend.cuh", "(Build::box < 8 ? lane / 4 : 0)", "0")],
     "scales of pages in clusters": [("lean.cu", "ring.complete_guess(p, warp, part);", ";")],
 }
 APPEND: dict[str, list[Mutation]] = {
     "rotated": [
         ("append.cuh", "load<APPEND_ROWS>(p, part, at,", "load<APPEND_ROWS>(p, part, first,"),
         ("append.cuh", "swizzle_of(row % 8)", "swizzle_of(0)"),
-        ("rotary.cuh", "low ? ROTARY_DIM / 4 : -ROTARY_DIM / 4", "low ? 2 : -2"),
+        ("rotary.cuh", "low ? Build::rotary_dim / 4 : -Build::rotary_dim / 4", "low ? 2 : -2"),
         ("tiles.cuh", "length + min(p.new_tokens, p.context - length)", "length"),
     ],
     "chunks of a warp": [
@@ -137,12 +140,12 @@ APPEND: dict[str, list[Mutation]] = {
     "pages": [("append.cuh", "+ at / PAGE_OR_1);", "+ (at + 1) / PAGE_OR_1);")],
     "host": [("tiles.cuh", "max(p.context - p.new_tokens, 0) :", "p.context :")],
     "row tiles": [
-        ("append.cuh", "tile.row_offset + ROWS >= all_rows", "0 * all_rows"),
-        ("append.cuh", "tile.row_offset + ROWS >=", "tile.row_offset == 0 * "),
+        ("append.cuh", "tile.row_offset + Build::rows >= all_rows", "0 * all_rows"),
+        ("append.cuh", "tile.row_offset + Build::rows >=", "tile.row_offset == 0 * "),
     ],
-    "windows": [("position.cuh", "WINDOW_LEFT && APPEND ?", "false ?")],
+    "windows": [("position.cuh", "Build::window_left && Build::append ?", "false ?")],
     "fp8": [("append.cuh", "WORD_NUMBERS = 4 / KV_BYTES", "WORD_NUMBERS = 2")],
-    "padding": [("append.cuh", "return BATCH_IDX ? __ldg", "return false ? __ldg")],
+    "padding": [("append.cuh", "return Build::batch_idx ? __ldg", "return false ? __ldg")],
 }
 HEAD_PAIRS: dict[str, list[Mutation]] = {
     "groups of 1": [("attend.cuh", "within = rows * BLOCK", "within = (1 - rows) * BLOCK")],
@@ -155,7 +158,6 @@ HEAD_PAIRS: dict[str, list[Mutation]] = {
     "windows in pages": [
         ("attend.cuh", "query.row_offset + rows * BLOCK_ROWS", "query.row_offset + rows * 8")
     ],
-    "head_dim 112": [("build.cuh", "HEADS_OF_ROW == 1 && HEAD_DIM ==", "HEAD_DIM ==")],
 }
 #: Missing barriers of a warp and proxy fences.
 LEAN_BARRIERS: dict[str, list[Mutation]] = {
@@ -163,16 +165,22 @@ LEAN_BARRIERS: dict[str, list[Mutation]] = {
         ("attend.cuh", "_cta();\n  __syncwarp();", "_cta();"),
         ("copy.cuh", "      fence_proxy_async_shared_cta();\n", ""),
         ("copy.cuh", "release() {\n    __syncwarp();", "release() {"),
-        ("lean.cu", "      if (BULK) fence_proxy_async_shared_cta();\n", ""),
+        ("lean.cu", "      if constexpr (Build::bulk) fence_proxy_async_shared_cta();\n", ""),
     ],
-    "clusters": [("attend.cuh", "  if (BULK) fence_proxy_async_shared_cta();\n", "")],
+    "clusters": [
+        ("attend.cuh", "  if constexpr (Build::bulk) fence_proxy_async_shared_cta();\n", "")
+    ],
     "host": [("copy.cuh", "- 1>();\n      __syncwarp();", "- 1>();")],
     "host, a CTA each": [("copy.cuh", "    __syncwarp();\n  }\n\n  // Reads", "  }\n\n  // Reads")],
     "short output tiles": [("lean.cu", "__syncwarp();\n        write_packed", "write_packed")],
 }
 APPEND_BARRIERS: dict[str, list[Mutation]] = {
     "row tiles": [
-        ("append.cuh", "    if (BULK) fence_proxy_async_shared_cta();  // before", "// before")
+        (
+            "append.cuh",
+            "    if constexpr (Build::bulk) fence_proxy_async_shared_cta();  // before",
+            "// before",
+        )
     ],
     "rotated": [("append.cuh", "copy\n    __syncwarp();", "copy\n")],
 }
@@ -185,14 +193,16 @@ MANY_ROWS_BARRIERS: dict[str, list[Mutation]] = {
         ("rows_output.cuh", "  __syncwarp();\n  constexpr int STEPS", "  constexpr int STEPS"),
     ],
     "device": [("rows_attend.cuh", "    fence_proxy_async_shared_cta();\n", "")],
-    "pages of one token": [("rows_attend.cuh", "if (!BULK) fence_proxy_async_shared_cta();", "")],
+    "pages of one token": [
+        ("rows_attend.cuh", "if constexpr (!Build::bulk) fence_proxy_async_shared_cta();", "")
+    ],
 }
 MLA_BARRIERS: dict[str, list[Mutation]] = {
     "crossing": [
         ("mla.cu", "    fence_mbarrier_init_release_cluster();\n", ""),
         ("mla.cu", "    fence_proxy_async_shared_cta();\n", ""),
         ("outputs.cuh", "u32 barrier) {\n  __syncwarp();", "u32 barrier) {"),
-        ("outputs.cuh", "#if CLUSTER > 1\n  __syncwarp();", "#if CLUSTER > 1"),
+        ("outputs.cuh", "release(barrier);\n  __syncwarp();", "release(barrier);"),
         ("scores.cuh", "  fence_proxy_async_shared_cta();\n  __syncwarp();", "  __syncwarp();"),
         ("scores.cuh", "_cta();\n  __syncwarp();", "_cta();"),
     ],

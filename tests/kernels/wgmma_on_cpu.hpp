@@ -47,21 +47,15 @@ inline u64 matrix_descriptor(u32 address, int leading) {
          (u64)((address & 0x3ffff) >> 4);
 }
 
-inline void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b, int add) {
-  start_product(d, 32, a, b, false, add);
+template <int COUNT>
+inline void wgmma_m64k16(float (&d)[COUNT], u64 a, u64 b, int add) {
+  start_product(d, COUNT, a, b, false, add);
 }
-inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int add) {
-  start_product(d, 64, a, b, false, add);
+template <int COUNT>
+inline void wgmma_m64k16(float (&d)[COUNT], u64 a, u64 b) {
+  start_product(d, COUNT, a, b, true, true);
 }
-
-inline void wgmma_m64n256k16(float (&d)[128], u64 a, u64 b) {
-  start_product(d, 128, a, b, true, true);
-}
-inline void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b) { start_product(d, 64, a, b, true, true); }
-inline void wgmma_m64n64k16(float (&d)[32], u64 a, u64 b) { start_product(d, 32, a, b, true, true); }
-
-inline void wgmma_m64n64k16(float (&d)[32], const u32 (&a)[4], u64 b) { start_product(d, 32, a, b); }
-inline void wgmma_m64n128k16(float (&d)[64], const u32 (&a)[4], u64 b) { start_product(d, 64, a, b); }
-inline void wgmma_m64n256k16(float (&d)[128], const u32 (&a)[4], u64 b) {
-  start_product(d, 128, a, b);
+template <int COUNT>
+inline void wgmma_m64k16(float (&d)[COUNT], const u32 (&a)[4], u64 b) {
+  start_product(d, COUNT, a, b);
 }

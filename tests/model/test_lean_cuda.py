@@ -111,7 +111,7 @@ def test_partials_go_through_a_tree_and_fixed_runs_merge_more_at_once():
     fixed = config(fixed_run_tiles=8)
     assert rates(heads(8), config()).merge.at_once == MERGE_AT_ONCE == 8
     assert rates(heads(8), fixed).merge.at_once == lean_cuda.MERGE_FIXED_RUNS_AT_ONCE == 16
-    assert "MERGE_BITS = FIXED_RUNS ? 4 : 3;" in BUILD
+    assert "MERGE_BITS = Build::fixed_runs ? 4 : 3;" in BUILD
 
 
 def test_lengths_are_read_before_the_first_copy():
