@@ -5,7 +5,7 @@
 #ifndef COLUMN_GROUPS  // only mla.cu's builds set these
 #define COLUMN_GROUPS 1
 #define MOST_GROUPED_STAGES 1
-#define MOST_SHORT_SPLITS 1
+#define MOST_SHORT_SPLITS 0
 #define LEAST_GROUPED_SPLITS 1
 #define ONE_ROUND 1
 #define ROW_SCALES 0

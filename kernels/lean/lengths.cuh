@@ -46,10 +46,11 @@ struct Lengths {
     }
   }
 
-  // Build::column_groups: returns the smallest share of a CTA in groups. A short sequence has so
-  // few splits that they merge well.
+  // Returns the smallest share of a CTA. Sequences of up to Build::most_short_splits LeanTiles have
+  // so few splits that they merge well.
   DEVICE int least_share(const Params &p) const {
-    return most <= Build::most_short_splits ? 1 : p.min_tiles_per_range;
+    return Build::most_short_splits > 0 && most <= Build::most_short_splits ? 1
+                                                                            : p.min_tiles_per_range;
   }
 
   // Build::column_groups: returns whether a launch of `ranges` work ranges has column groups: if

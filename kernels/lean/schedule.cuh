@@ -187,12 +187,10 @@ struct WorkRange {
     share = p.share, longer = p.longer, longest = slot = end = 0;
     position.sequence = position.sequence_start = position.at = position.packed_tokens = 0;
     if constexpr (Build::ragged) lengths.finish(p, lane);
-    int least = p.min_tiles_per_range;
+    const int least = Build::ragged ? lengths.least_share(p) : p.min_tiles_per_range;
     if constexpr (Build::column_groups > 1) {
       grouped = Build::ragged ? lengths.in_groups(p, ranges) : true;
-      if (grouped)
-        ranges /= Build::column_groups, unit /= Build::column_groups,
-            least = lengths.least_share(p);
+      if (grouped) ranges /= Build::column_groups, unit /= Build::column_groups;
       if (unit >= ranges) return false;
     }
     int used = ranges;

@@ -54,7 +54,7 @@ DEVICE void copy_stage(const Params &p, u32 shared, int filled, int row, int tok
                        u64 policy) {
   if constexpr (HAS_BYTES) return copy_bytes<STAGE>(p, shared, filled, row, token, rank, policy);
   const u32 to = shared + STAGE_AT<STAGE> + rank * (COLUMN / Build::cluster);
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     const u32 full = shared + full_at(STAGE, column);
@@ -81,6 +81,7 @@ DEVICE void copy_all(const Params &p, WorkRange &range, Position part, int rank,
     if (makes_bulk_copies) {
       if (parts > 0) mbarrier_try_wait_parity(shared + QUERY_EMPTY, (parts - 1) % 2);
       mbarrier_arrive_expect_tx(shared + QUERY_FULL, QUERY_COLUMNS * COLUMN);
+#pragma unroll 1
       for (int column = 0; column < QUERY_COLUMNS; column++)
         cp_async_bulk_tensor_4d(shared + column * COLUMN, &p.v_map, shared + QUERY_FULL,
                                 64 * column, part.head * Build::rows + rank * TILE, 0,
@@ -229,9 +230,10 @@ DEVICE void weigh(const Params &p, const OwnRows<HAS_BYTES> &rows, int chunk, u3
 }
 
 // Warpgroup 0's share of two stages, or of a part's last one: its scores, its values, the other's.
-template <bool PAIR, int GROUPS>
+template <int GROUPS>
 DEVICE void attend_left(const Params &p, const Position &part, const OwnRows<HAS_BYTES> &rows,
-                        int chunk, u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
+                        int chunk, bool pair, u32 shared, unsigned char *memory,
+                        Attention<GROUPS> &own) {
   float s[32];
   u32 weights[4][4];
   TokenPages pages;
@@ -243,7 +245,7 @@ DEVICE void attend_left(const Params &p, const Position &part, const OwnRows<HAS
   weigh<0>(p, rows, chunk, shared, memory, pages, s, own.softmax, weights);
   own.template start_own<0>(weights, shared);
   own.template end_values<0, 0>(shared);
-  if constexpr (PAIR) {
+  if (pair) {
     own.template start_other<0>(shared, memory);
     own.template end_values<1, 0>(shared);
   }
@@ -251,10 +253,11 @@ DEVICE void attend_left(const Params &p, const Position &part, const OwnRows<HAS
 
 // Warpgroup 1's share: its scores, the other's values while these become weights, its values. The
 // tensor cores multiply for one warpgroup while the other computes its softmax.
-template <bool PAIR, int GROUPS>
+template <int GROUPS>
 DEVICE void attend_right(const Params &p, const Position &part, const OwnRows<HAS_BYTES> &rows,
-                         int chunk, u32 shared, unsigned char *memory, Attention<GROUPS> &own) {
-  if constexpr (!PAIR) {
+                         int chunk, bool pair, u32 shared, unsigned char *memory,
+                         Attention<GROUPS> &own) {
+  if (!pair) {
     own.template start_other<1>(shared, memory);
     own.template end_values<0, 1>(shared);
     return;
@@ -286,18 +289,12 @@ DEVICE void attend(const Params &p, const Position &part, int first_row, int par
   mbarrier_try_wait_parity(shared + QUERY_FULL, parts % 2);
   rows.find_scale(p, part, memory);
   if (part.chunks <= HALF) release(shared + QUERY_EMPTY);
-  int chunk = 0;
-  for (; chunk + 1 < part.chunks; chunk += 2) {
+  for (int chunk = 0; chunk < part.chunks; chunk += 2) {
+    const bool pair = chunk + 1 < part.chunks;
     if constexpr (HALF == 0)
-      attend_left<true, GROUPS>(p, part, rows, chunk, shared, memory, own);
+      attend_left<GROUPS>(p, part, rows, chunk, pair, shared, memory, own);
     else
-      attend_right<true, GROUPS>(p, part, rows, chunk, shared, memory, own);
-  }
-  if (chunk < part.chunks) {
-    if constexpr (HALF == 0)
-      attend_left<false, GROUPS>(p, part, rows, chunk, shared, memory, own);
-    else
-      attend_right<false, GROUPS>(p, part, rows, chunk, shared, memory, own);
+      attend_right<GROUPS>(p, part, rows, chunk, pair, shared, memory, own);
   }
 }
 
@@ -327,26 +324,29 @@ static_assert(2 * sizeof(Waiting) <= WAITING_BYTES);
 // Writes a part's rows, or its partial, and merges; returns whether the range may have more parts.
 template <int GROUPS>
 DEVICE bool end_part(const Params &p, const Waiting &waiting, int rank, unsigned char *memory,
-                     const Attention<GROUPS> &own) {
+                     Attention<GROUPS> &own) {
   const WorkRange range = waiting.range;
   const Position part = waiting.part;
   const Splits splits = waiting.splits;
   const int first_row = part.head * Build::rows + rank * TILE;
   const float(&m)[2] = own.softmax.m, (&l)[2] = own.softmax.l;
-  if (splits.count == 1) {
-    if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
-#pragma unroll
-      for (int half = 0; half < 2; half++)
-        write_lse<GROUPS>(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
-    const float scale[2] = {value_scale(p, part, l[0]), value_scale(p, part, l[1])};
-    write_rows<GROUPS>(p, part, first_row, [&](int i) { return own.o[i] * scale[i / 2 % 2]; });
-    return true;
-  }
   const u32 epoch = p.epoch + __ldg(p.replays);
-  if (splits.count == 2 && splits.mine == 0) {
-    merge_pair<GROUPS>(p, part, first_row, partial_of<GROUPS>(p, range, part, splits, 1, rank),
-                       own.o, m, l, reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
-    return false;
+  if (splits.count == 1 || (splits.count == 2 && splits.mine == 0)) {
+    float scale[2] = {1.0f, 1.0f};
+    if (splits.count == 2) {
+      add_second_split<GROUPS>(p, part, first_row,
+                               partial_of<GROUPS>(p, range, part, splits, 1, rank), own.o, m, l,
+                               reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        scale[half] = value_scale(p, part, l[half]);
+        if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
+          write_lse<GROUPS>(p, part, first_row + own_row() + 8 * half, m[half], l[half]);
+      }
+    }
+    if (has_rows(first_row)) write_rows<GROUPS>(p, part, first_row, own.o, scale);
+    return splits.count == 1;
   }
   float *slot = partial_of<GROUPS>(p, range, part, splits, splits.mine, rank);
   store_partial<GROUPS>(slot, first_row, own.o);

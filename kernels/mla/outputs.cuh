@@ -63,10 +63,10 @@ DEVICE void transpose_in_quad(u32 (&words)[4]) {
   }
 }
 
-// Writes the thread's rows, 16 bytes at a time; `number` returns the number of an accumulator.
-template <int GROUPS, class NumberOf>
+// Writes the thread's rows, 16 bytes at a time: accumulators times the factors of their rows.
+template <int GROUPS>
 DEVICE void write_rows(const Params &p, const Position &part, int first_row,
-                       const NumberOf &number) {
+                       const float (&o)[VALUES / GROUPS / 4], const float (&scale)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     const int row = first_row + own_row() + 8 * half;
@@ -80,7 +80,7 @@ DEVICE void write_rows(const Params &p, const Position &part, int first_row,
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int unit = first + 2 * i;
-        words[i] = cvt_rn_x2<Build::bf16>(number(2 * unit), number(2 * unit + 1));
+        words[i] = cvt_rn_x2<Build::bf16>(o[2 * unit] * scale[half], o[2 * unit + 1] * scale[half]);
       }
       transpose_in_quad(words);
       if (row < ALL_ROWS)
@@ -129,12 +129,12 @@ DEVICE void wait_for_partial(const float *slot, u32 epoch) {
   }
 }
 
-// Merges the partial of an output tile's second and last split with the first one's, held by this
-// CTA, and writes the rows. `shares`: factors of the two for each row.
+// Adds the partial of an output tile's second and last split to the first one's accumulators,
+// weighted, and writes the LSE. `shares`: factors of the two for each row.
 template <int GROUPS>
-DEVICE void merge_pair(const Params &p, const Position &part, int first_row, const float *slot,
-                       const float (&o)[VALUES / GROUPS / 4], const float (&m)[2],
-                       const float (&l)[2], float2 *shares, u32 epoch) {
+DEVICE void add_second_split(const Params &p, const Position &part, int first_row,
+                             const float *slot, float (&o)[VALUES / GROUPS / 4],
+                             const float (&m)[2], const float (&l)[2], float2 *shares, u32 epoch) {
   if (threadIdx.x < 128) {
     if (threadIdx.x % 32 == 0) wait_for_partial(slot, epoch);
     __syncwarp();
@@ -155,10 +155,12 @@ DEVICE void merge_pair(const Params &p, const Position &part, int first_row, con
   if (!has_rows(first_row)) return;
   const auto *units = reinterpret_cast<const float2 *>(slot) + threadIdx.x;
   const float2 of_rows[2] = {shares[own_row()], shares[own_row() + 8]};
-  write_rows<GROUPS>(p, part, first_row, [&](int i) {
-    const float2 other = __ldcg(units + i / 2 * CONSUMERS), share = of_rows[i / 2 % 2];
-    return share.x * o[i] + share.y * (i % 2 ? other.y : other.x);
-  });
+#pragma unroll
+  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++) {
+    const float2 other = __ldcg(units + unit * CONSUMERS), share = of_rows[unit % 2];
+    o[2 * unit] = share.x * o[2 * unit] + share.y * other.x;
+    o[2 * unit + 1] = share.x * o[2 * unit + 1] + share.y * other.y;
+  }
 }
 
 // Warps with rows, if there are fewer than 64; the others take a share of their units in merges.

@@ -68,7 +68,7 @@ DEVICE void add_scores(float (&s)[32], u32 shared, int column, bool adds) {
 // Starts S = Q K^T of a stage, column by column as they arrive.
 template <int STAGE>
 DEVICE void start_scores(float (&s)[32], u32 shared, int filled) {
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
@@ -83,9 +83,11 @@ DEVICE void start_scores(float (&s)[32], u32 shared, int filled) {
 // remove.
 template <int STAGE>
 DEVICE void clear_end(u32 shared, int filled, int tokens) {
+#pragma unroll 1
   for (int column = 0; column < QUERY_COLUMNS; column++)
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
   const int pieces = (TILE - tokens) * 8;
+#pragma unroll 1
   for (int i = threadIdx.x % 128; i < pieces * (VALUES / 64); i += 128)
     st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16,
                  0);
@@ -96,11 +98,11 @@ DEVICE void clear_end(u32 shared, int filled, int tokens) {
 // Masks tokens: the row sees the first `visible`, counted from the stage's first.
 DEVICE void mask(float (&s)[32], const int (&visible)[2]) {
   if (min(visible[0], visible[1]) >= TILE) return;
+  // Compared with constants, not with numbers of the thread, which would take a register each.
+  const int first = threadIdx.x % 4 * 2, own[2] = {visible[0] - first, visible[1] - first};
 #pragma unroll
-  for (int i = 0; i < 32; i++) {
-    const int token = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-    if (token >= visible[i / 2 % 2]) s[i] = -INFINITE;
-  }
+  for (int i = 0; i < 32; i++)
+    if (i / 4 * 8 + i % 2 >= own[i / 2 % 2]) s[i] = -INFINITE;
 }
 
 // Passes weights and maxima to the other warpgroup.
@@ -116,12 +118,11 @@ DEVICE void publish(u32 shared, unsigned char *memory, const Softmax &softmax,
   }
   // All warps have their scores, so their operands may be overwritten.
   bar_sync(OF_WARPGROUP + STAGE, 128);
+  const int first = row * 128 + row % 8 * 16 + lane % 4 * 4;
 #pragma unroll
-  for (int i = 0; i < 16; i++) {
-    const int half = i % 2, block = i / 2;
-    const int at = (row + 8 * half) * 128 + ((block ^ row % 8) * 16) + lane % 4 * 4;
-    *reinterpret_cast<u32 *>(memory + WEIGHTS_AT_STAGE<STAGE> + at) = weights[i / 4][i % 4];
-  }
+  for (int i = 0; i < 16; i++)
+    *reinterpret_cast<u32 *>(memory + WEIGHTS_AT_STAGE<STAGE> + (first ^ i / 2 * 16) +
+                             i % 2 * 1024) = weights[i / 4][i % 4];
   fence_proxy_async_shared_cta();
   __syncwarp();
   if (lane == 0) mbarrier_arrive(shared + WEIGHTS_FULL + 8 * STAGE);
