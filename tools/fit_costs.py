@@ -16,9 +16,8 @@ from statistics import geometric_mean, median
 
 from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda_cost import Costs
-from leanbench.kernels.lean.cuda_settings import space
+from leanbench.kernels.lean.cuda_settings import is_likely, space
 
-from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
@@ -44,14 +43,13 @@ def timings(gpu: str) -> list[Timed]:
 
 def _costs(problem: AttentionProblem, times: list, spec: GpuSpec) -> dict[LeanCudaConfig, float]:
     on_device = problem.lengths_on == "device"
-    candidates = {(each.build_key, each.tile_tokens) for each in space(problem, spec)}
+    candidates = {
+        (each.build_key, each.tile_tokens) for each in space(problem, spec) if is_likely(each)
+    }
     costs: dict[LeanCudaConfig, float] = {}
     for values, us, _ in times:
         settings = {name: value for name, value in values.items() if name != "implementation"}
-        try:
-            config = LeanCudaConfig(**settings)
-        except UserError:  # clusters of 3, 5, 6 and 7
-            continue
+        config = LeanCudaConfig(**settings)
         usual = config.min_tiles_per_cta == 1 and config.align_grid != on_device
         if usual and (config.build_key, config.tile_tokens) in candidates:
             costs.setdefault(config, us)

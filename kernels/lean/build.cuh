@@ -205,6 +205,9 @@ constexpr bool LARGE_PARTIAL = Build::q_len > 0 && Build::rows <= 32 && QUADS >=
 constexpr int ROW_QUADS = Build::v_head_dim / 4;
 constexpr int SLICE =
     (QUADS + Build::cluster - 1) / Build::cluster;  // of a partial, for one CTA of a cluster
+// Rows that a slice can have pieces of.
+constexpr int MOST_SLICE_ROWS = (SLICE + ROW_QUADS - 2) / ROW_QUADS + 1;
+constexpr int SLICE_ROWS = MOST_SLICE_ROWS < ROW_COUNT ? MOST_SLICE_ROWS : ROW_COUNT;
 // Partials that a CTA merges at once, including its own. More are merged in a tree. Larger values
 // double the code and the registers. Fixed runs are numerous, so their tree has fewer levels.
 constexpr int MERGE_BITS = Build::fixed_runs ? 4 : 3;
@@ -238,10 +241,12 @@ struct Shared {
   // (m, l) of each warp's rows.
   static constexpr int logs =
       SCRATCH_OVER_RING && ring_bytes > scratch_bytes ? ring_bytes : scratch + scratch_bytes;
-  // Build::cluster > 1: the CTA's partial, for its peers.
-  static constexpr int partial = logs + 8 * Build::warps * Build::rows;
-  static constexpr int query =
-      partial + (Build::cluster > 1 ? 16 * QUADS + 16 * ((ROW_COUNT + 1) / 2) : 0);
+  // Build::cluster > 1: the CTA's slice of the partials of all CTAs of the cluster, which they
+  // store there; (m, l) of its rows; and the barrier that counts these bytes.
+  static constexpr int inbox = logs + 8 * Build::warps * Build::rows;
+  static constexpr int inbox_logs = inbox + 16 * Build::cluster * SLICE;
+  static constexpr int inbox_barrier = inbox_logs + 8 * Build::cluster * SLICE_ROWS;
+  static constexpr int query = Build::cluster > 1 ? inbox_barrier + 8 + 15 & ~15 : inbox;
   // Build::sinks: of the part's rows, in the dtype of `sinks`.
   static constexpr int sinks = query + (STAGED_QUERY ? 2 * Build::rows * QUERY_ROW : 0);
   static constexpr int units =

@@ -104,7 +104,7 @@ class CudaBody:
     tile_rows: int = number(8, 128, power_of_two=True)
     #: CTAs of a thread-block cluster that share a work range. `ctas_per_sm` counts CTAs, not
     #: clusters. With 64 rows, a cluster of 2 has a whole output tile.
-    cluster_size: int = number(1, 8, power_of_two=True)
+    cluster_size: int = number(1, 8)
     #: Copies of K and V to shared memory: bulk tensor copies, or 16-byte cp.async.
     copy: str = word("bulk", "async")
 

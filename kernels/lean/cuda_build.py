@@ -358,7 +358,7 @@ class CudaBuild:
         total = max(ring, scratch) if self.shared_query else ring + scratch
         total += 8 * self.warps * self.rows
         if self.cluster > 1:
-            total += 4 * self.row_count * self.v_head_dim + 16 * -(-self.row_count // 2)
+            total += self._inbox_bytes
         if self.shared_query or self.rotary_dim:
             total += 2 * self.rows * (16 * -(-self.head_dim // 16) + 8)
             if self.bf16 and self.kv_dtype and not self.q_dtype:
@@ -370,6 +370,14 @@ class CudaBuild:
         if self.page_scales:
             total += 8 * self.warps * self.stages * (self.chunk // self.box)
         return self._with_range(total + 8 * self.warps * self.stages)
+
+    @property
+    def _inbox_bytes(self) -> int:
+        """Bytes for the slices of all CTAs of a cluster, from `Shared::inbox` in build.cuh."""
+        row_quads = self.v_head_dim // 4
+        piece_count = -(-self.row_count * row_quads // self.cluster)
+        rows = min(self.row_count, (piece_count + row_quads - 2) // row_quads + 1)
+        return -(-(self.cluster * (16 * piece_count + 8 * rows) + 8) // 16) * 16
 
     @property
     def keeps(self) -> bool:

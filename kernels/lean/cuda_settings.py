@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, pairwise, product
@@ -31,6 +31,7 @@ from leanbench.kernels.lean.cuda_cost import (
 from leanbench.kernels.lean.cuda_masks import most_seen
 from leanbench.kernels.lean.cuda_schedule import few_idle, whole_ranges
 
+from leanbench.core.decomposition import cluster_slots
 from leanbench.core.errors import UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
@@ -56,9 +57,12 @@ _BUILDS: dict[int, tuple[tuple[int, int, int, int], ...]] = {
     512: ((16, 4, 2, 1), (16, 8, 1, 1), (16, 4, 3, 1), (16, 4, 1, 1)),
     1152: ((16, 4, 1, 1), (16, 2, 3, 1), (16, 2, 2, 1), (16, 2, 1, 1)),
 }
-#: LeanTiles, and CTAs of a cluster. Other clusters leave more SMs idle (docs/performance.md).
+#: LeanTiles, and CTAs of a cluster.
 _TILES = (128, 64, 256)
 _CLUSTERS = (1, 2, 4, 8)
+#: A cluster that is a candidate if a GPU holds one for each output tile, and too few of the next
+#: larger.
+_BETWEEN, _NEXT = 3, 4
 #: Lengths on the device are judged over fills, by shares of the longest sequence: those of short
 #: sequences, and of a quarter of mixed ones each.
 _SHORT, _MIXED = 1 / 16, (1, 0.4, 0.1, 0.02)
@@ -78,6 +82,8 @@ _MOST_BLOCKS = 256
 _ARRAY_NUMBERS = 24_000
 #: Batch, and longest length.
 Sizes = tuple[int, int]
+#: Rows of output tiles with which clusters of `_BETWEEN` are candidates.
+BetweenRows = tuple[int, ...]
 #: Weight of the worst fill's regret next to the mean's.
 WORST = 0.5
 
@@ -264,15 +270,36 @@ def _of_any_size(problem: AttentionProblem, kv_heads: int) -> AttentionProblem:
     )
 
 
-def _columns(problem: AttentionProblem, gpu: GpuSpec, likely: bool = False) -> Columns:
-    """Return the candidates of lean.cu, or those that are `_is_likely`."""
+def _columns(
+    problem: AttentionProblem, gpu: GpuSpec, between: BetweenRows, likely: bool = False
+) -> Columns:
+    """Return the candidates of lean.cu, or those that are `is_likely`."""
     # Problems of other sizes have the same, and most of other KV heads.
     kv_heads = min(problem.kv_heads, 2 + problem.kv_heads % 2)
-    return _columns_of(_of_any_size(problem, kv_heads), gpu, likely)
+    return _columns_of(_of_any_size(problem, kv_heads), gpu, between, likely)
+
+
+def _between_rows(
+    problem: AttentionProblem, gpu: GpuSpec, batches: Iterable[int]
+) -> dict[int, BetweenRows]:
+    """Return the rows of output tiles with which clusters of `_BETWEEN` are candidates."""
+    if gpu.compute_capability < HOPPER:
+        return dict.fromkeys(batches, ())
+    rows = problem.group_size * problem.q_len
+    tiles = {each: problem.kv_heads * -(-rows // each) for each in TILE_ROWS}
+    if takes_head_pairs(problem):
+        tiles[HEAD_PAIR_ROWS] = problem.kv_heads // 2
+    few, most = (cluster_slots(gpu.sms, 1, size) for size in (_NEXT, _BETWEEN))
+    return {
+        batch: tuple(each for each, count in tiles.items() if few < batch * count <= most)
+        for batch in batches
+    }
 
 
 @lru_cache(maxsize=256)
-def _columns_of(problem: AttentionProblem, gpu: GpuSpec, likely: bool) -> Columns:
+def _columns_of(
+    problem: AttentionProblem, gpu: GpuSpec, between: BetweenRows, likely: bool
+) -> Columns:
     row_bytes = -(-problem.token_bytes // 2)
     builds = next(builds for most, builds in _BUILDS.items() if row_bytes <= most)
     most = rows_of(problem.group_size, problem.q_len, problem.value_dim)
@@ -281,13 +308,17 @@ def _columns_of(problem: AttentionProblem, gpu: GpuSpec, likely: bool) -> Column
     clusters = _CLUSTERS if gpu.compute_capability >= HOPPER else (1,)
     rows = [rows for rows in TILE_ROWS if rows <= most]
     align_grid = problem.lengths_on == "host"
+    shapes = [
+        *product(builds, product(clusters, rows), _TILES),
+        *product(builds, ((_BETWEEN, each) for each in between if each <= most), (TILE_TOKENS,)),
+    ]
     configs = [
         cuda_config(*build, cluster, each, copy_of(problem, gpu, each), 1, align_grid, tile)
-        for build, cluster, each, tile in product(builds, clusters, rows, _TILES)
+        for build, (cluster, each), tile in shapes
         if not (build[3] > 1 and cluster > 2)
     ]
     if likely:
-        configs = list(filter(_is_likely, configs))
+        configs = list(filter(is_likely, configs))
     in_8_bits = problem.kv_dtype != SAME
     able = [
         config
@@ -304,7 +335,7 @@ def _columns_of(problem: AttentionProblem, gpu: GpuSpec, likely: bool) -> Column
     return Columns.of(problem, able, gpu)
 
 
-def _is_likely(config: LeanCudaConfig) -> bool:
+def is_likely(config: LeanCudaConfig) -> bool:
     """Return False for what the model never chooses, with lengths on the device: clusters with
     LeanTiles for which it predicts gains that the committed timings hardly have.
     """
@@ -376,11 +407,12 @@ def ranked(
     With lengths on the device, these are geometric means over `fill_lengths`, and the worst fill's
     regret counts as in leanbench.configs.lookup.ranked.
     """
-    sizes, columns = [_sizes_of(problem)], _columns(problem, gpu)
-    scores, latency_us = _scores(problem, gpu, costs, sizes, columns)
+    between = _between_rows(problem, gpu, [problem.batch])
+    sizes, columns = [_sizes_of(problem)], _columns(problem, gpu, between[problem.batch])
+    scores, latency_us = _scores(problem, gpu, costs, sizes, columns, between)
     order = sorted(
         zip(columns.configs, scores[0].tolist(), latency_us[0].tolist(), strict=True),
-        key=lambda each: (not _is_likely(each[0]), each[1]),
+        key=lambda each: (not is_likely(each[0]), each[1]),
     )
     return [(config, us) for config, _, us in order]
 
@@ -391,7 +423,8 @@ def predict(
     """Return the candidates of lean.cu, and leanbench.kernels.lean.cuda_cost.parts_us of each
     fill.
     """
-    columns = _columns(problem, gpu)
+    between = _between_rows(problem, gpu, [problem.batch])
+    columns = _columns(problem, gpu, between[problem.batch])
     return columns, _parts(problem, gpu, costs, [_sizes_of(problem)], columns)
 
 
@@ -419,14 +452,24 @@ def _scores(
     costs: Costs,
     sizes: Sequence[Sizes],
     columns: Columns,
+    between: Mapping[int, BetweenRows],
 ) -> tuple[Any, Any]:
     """Return what candidates are ranked by, and their predicted latencies in us: arrays over sizes
-    and candidates.
+    and candidates, infinite for clusters that are none of a batch.
+
+    Args:
+        between: from `_between_rows`.
     """
     import numpy as np
 
     logs = np.log(total_us(_parts(problem, gpu, costs, sizes, columns)))
     logs = logs.reshape(-1, len(sizes), len(columns.configs))
+    for index, config in enumerate(columns.configs):
+        if config.cluster_size == _BETWEEN:
+            others = [
+                at for at, (batch, _) in enumerate(sizes) if config.tile_rows not in between[batch]
+            ]
+            logs[:, others, index] = np.inf
     worst = (logs - logs.min(2, keepdims=True)).max(0)
     mean = logs.mean(0)
     return mean + WORST * worst, np.exp(mean)
@@ -465,12 +508,14 @@ def _choices(
         many_rows = {batch: many_rows_config(problem, gpu, batch) for batch, _ in sizes}
         if problem.group_size * problem.q_len > WARPGROUP_ROWS:
             return [many_rows[batch] for batch, _ in sizes]
-    chosen, columns = [], _columns(problem, gpu, likely=True)
+    chosen: list[LeanCudaConfig] = []
     groups = sum(map(len, _seen_fills(problem, *sizes[0])))
+    between = _between_rows(problem, gpu, {batch for batch, _ in sizes})
+    columns = _columns(problem, gpu, tuple(sorted(set().union(*between.values()))), likely=True)
     count = max(1, _ARRAY_NUMBERS // (len(columns.configs) * groups))
     for start in range(0, len(sizes), count):
         some = sizes[start : start + count]
-        scores, latency_us = _scores(problem, gpu, costs, some, columns)
+        scores, latency_us = _scores(problem, gpu, costs, some, columns, between)
         for (batch, tokens), index, us in zip(some, scores.argmin(1), latency_us, strict=True):
             is_slower = many_rows and us[index] >= _many_rows_us(problem, gpu, batch, tokens)
             chosen.append(many_rows[batch] if is_slower else columns.configs[index])

@@ -32,6 +32,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   if constexpr (FIRST_INITIALIZING == 1) finder.start(p, lane);
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
+  bool arrived = Build::cluster > 1;  // at the cluster's barrier
+  if constexpr (Build::cluster > 1) {
+    start_inbox(shared);
+    barrier_cluster_arrive_relaxed();
+  }
   if constexpr (FIRST_INITIALIZING == 0) finder.start(p, lane);
 
   Position part;  // the current part
@@ -53,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     ring.complete_guess(p, warp, part);
   if (!works) {
     finder.keep(p, lane);
+    if constexpr (Build::cluster > 1) barrier_cluster_wait();
     events.end();
     return;
   }
@@ -62,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   query.shared_lane =
       shared_address(shared) + Shared::query + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are yet to be loaded
-  bool exchanged = false;                // Build::cluster: its CTAs have read each other's partials
+  u32 exchanges = 0;                     // Build::cluster: of partials between its CTAs
   while (true) {
     // Copies do not depend on the part's other values, so they start before those are read.
     if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
@@ -127,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
       if (WRITES_ALONE && __builtin_expect(part.chunks <= Build::warps && splits.count == 1, 0)) {
         if (rank == 0) write_alone(p, part, shared);
       } else {
-        reduce_part(p, part, splits, slot, rank, shared, !exchanged, p.epoch + replays);
-        exchanged = true;
+        reduce_part(p, part, splits, slot, rank, shared, exchanges++, p.epoch + replays);
+        arrived = false;
       }
       events.record(reduces ? REDUCTION : TILES, output_tile);
       first_part = false;
@@ -143,6 +149,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     }
     part.leave_part(p);
     if (part.at >= range.end) break;
+    if (Build::cluster > 1 && !arrived) {
+      // The inbox has been read. A releasing arrival would wait for the output's stores, too.
+      barrier_cluster_arrive_relaxed();
+      arrived = true;
+    }
     part.enter_part(p, range.end, warp.range_warp);
     if (Build::packs && is_shared && part.packed) __syncthreads();  // the scratch has been read
     if constexpr (SCRATCH_OVER_RING) {
@@ -157,7 +168,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     // The wait for partials of other GPUs counts as part of the reduction.
     if (exchange.count > 0) events.record(REDUCTION, exchange.first);
   }
-  // No peer still reads this CTA's shared memory.
-  if (Build::cluster > 1 && exchanged) barrier_cluster_wait();
+  if (Build::cluster > 1 && arrived) barrier_cluster_wait();
   events.end();
 }

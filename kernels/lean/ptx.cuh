@@ -281,6 +281,11 @@ DEVICE void barrier_cluster_arrive() {
   asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 }
 
+// Other CTAs see earlier writes only after a releasing fence.
+DEVICE void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 DEVICE void barrier_cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
 DEVICE int cluster_ctarank() {
@@ -312,6 +317,36 @@ DEVICE float2 ld_shared_cluster_v2(u32 address) {
                : "r"(address)
                : "memory");
   return x;
+}
+
+// Starts a store in a CTA of the cluster; its bytes complete there, at the barrier of the same CTA.
+DEVICE void st_async_v4(u32 address, float4 x, u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, [%5];" ::
+          "r"(address),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
+}
+
+DEVICE void st_async_v2(u32 address, float2 x, u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1,%2}, [%3];" ::"r"(
+          address),
+      "f"(x.x), "f"(x.y), "r"(barrier)
+      : "memory");
+}
+
+// Polls until the phase of this parity is complete, and acquires what the cluster has stored.
+DEVICE void mbarrier_try_wait_parity_cluster(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 }
 
 // ---- registers of the machine ------------------------------------------------------------------

@@ -134,37 +134,51 @@ DEVICE void write_packed(const Params &p, const Position &part, int warp, int la
   }
 }
 
-// Merges a piece of the cluster's partial from its CTAs.
-template <int TEAM>
-DEVICE Piece merge_cluster(u32 own, int quad) {
-  constexpr int EACH = (Build::cluster + TEAM - 1) / TEAM;
-  Parts<EACH> parts;
+// Merges piece `within` of the CTA's slice from the cluster's CTAs.
+DEVICE Piece merge_cluster(const unsigned char *shared, int rank, int within) {
+  const float4 *inbox = reinterpret_cast<const float4 *>(shared + Shared::inbox);
+  const float2 *logs = reinterpret_cast<const float2 *>(shared + Shared::inbox_logs);
+  const int row = (rank * SLICE + within) / ROW_QUADS - rank * SLICE / ROW_QUADS;
+  Parts<Build::cluster> parts;
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    const int rank = i * TEAM + threadIdx.x % TEAM;
-    const int peer = min(rank, Build::cluster - 1);
-    parts.o[i] = ld_shared_cluster_v4(mapa_shared_cluster(own + 16 * quad, peer));
-    const float2 weights =
-        ld_shared_cluster_v2(mapa_shared_cluster(own + 16 * QUADS + 8 * (quad / ROW_QUADS), peer));
-    parts.m[i] = rank < Build::cluster ? weights.x : -INFINITE;
-    parts.l[i] = weights.y;
+  for (int i = 0; i < Build::cluster; i++) {
+    const float2 state = logs[i * SLICE_ROWS + row];
+    parts.o[i] = inbox[i * SLICE + within];
+    parts.m[i] = state.x, parts.l[i] = state.y;
   }
-  return parts.template merged<TEAM>();
+  return parts.template merged<1>();
 }
 
-// Publishes the CTA's partial to its peers.
-DEVICE void publish_partial(float4 *own, const float *scratch, const float2 *logs) {
-  constexpr int TEAM = team_of(QUADS);
+// Initialises the barrier of the CTA's inbox.
+DEVICE void start_inbox(unsigned char *shared) {
+  if (threadIdx.x == 0) {
+    mbarrier_init(shared_address(shared) + Shared::inbox_barrier);
+    fence_mbarrier_init_release_cluster();
+  }
+  __syncwarp();
+}
+
+// Stores each slice of the CTA's partial in the inbox of its CTA, and waits for the own inbox.
+DEVICE void exchange_slices(const float *scratch, const float2 *logs, u32 shared, int rank,
+                            u32 parity) {
+  if (threadIdx.x == 0) {
+    const int first = rank * SLICE, count = max(0, min(SLICE, QUADS - first));
+    const int rows = count > 0 ? (first + count - 1) / ROW_QUADS - first / ROW_QUADS + 1 : 0;
+    mbarrier_arrive_expect_tx(shared + Shared::inbox_barrier,
+                              Build::cluster * (16 * count + 8 * rows));
+  }
 #pragma unroll(Build::shared_query ? 2 : 1)
-  for (int base = 0; base < QUADS; base += THREADS / TEAM) {
-    const int quad = base + threadIdx.x / TEAM;
-    const Piece piece = merge_warps<TEAM>(scratch, logs, min(quad, QUADS - 1));
-    if (quad < QUADS && threadIdx.x % TEAM == 0) {
-      own[quad] = piece.o;
-      if (quad % ROW_QUADS == 0)
-        reinterpret_cast<float2 *>(own + QUADS)[quad / ROW_QUADS] = make_float2(piece.m, piece.l);
+  for (int quad = threadIdx.x; quad < QUADS; quad += THREADS) {
+    const Piece piece = merge_warps<1>(scratch, logs, quad);
+    const int owner = quad / SLICE, within = quad - owner * SLICE, row = quad / ROW_QUADS;
+    const u32 peer = mapa_shared_cluster(shared, owner), barrier = peer + Shared::inbox_barrier;
+    st_async_v4(peer + Shared::inbox + 16 * (rank * SLICE + within), piece.o, barrier);
+    if (within == 0 || quad % ROW_QUADS == 0) {
+      const int at = rank * SLICE_ROWS + row - owner * SLICE / ROW_QUADS;
+      st_async_v2(peer + Shared::inbox_logs + 8 * at, make_float2(piece.m, piece.l), barrier);
     }
   }
+  mbarrier_try_wait_parity_cluster(shared + Shared::inbox_barrier, parity);
 }
 
 // Writes an output tile by the cluster's first CTA, which has computed all of its chunks.
@@ -202,17 +216,14 @@ DEVICE void reduce_partials(const Params &p, const Position &part, const Splits 
 }
 
 // Merges the CTA's warps and the cluster's CTAs, and reduces this CTA's slice. All threads stay
-// until the end, because they shuffle.
+// until the end, because they shuffle. `exchanges`: earlier ones of the cluster's CTAs.
 DEVICE void reduce_part(const Params &p, const Position &part, const Splits &splits, int range,
-                        int rank, unsigned char *shared, bool first_part, u32 epoch) {
+                        int rank, unsigned char *shared, u32 exchanges, u32 epoch) {
   const float *scratch = at_place<float>(shared, Shared::scratch);
   const float2 *logs = at_place<float2>(shared, Shared::logs);
-  float4 *own = at_place<float4>(shared, Shared::partial);
   if constexpr (Build::cluster > 1) {
-    if (!first_part) barrier_cluster_wait();  // the peers have read the previous part
-    publish_partial(own, scratch, logs);
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
+    barrier_cluster_wait();  // the peers have started, and read the previous part
+    exchange_slices(scratch, logs, shared_address(shared), rank, exchanges % 2);
   }
   constexpr int TEAM = team_of(SLICE);
 #pragma unroll 1
@@ -220,9 +231,8 @@ DEVICE void reduce_part(const Params &p, const Position &part, const Splits &spl
     const int within = base + threadIdx.x / TEAM, wanted = rank * SLICE + within;
     const bool valid = within < SLICE && wanted < QUADS;
     const int quad = valid ? wanted : QUADS - 1;
-    const Piece piece = Build::cluster > 1 ? merge_cluster<TEAM>(shared_address(own), quad)
+    const Piece piece = Build::cluster > 1 ? merge_cluster(shared, rank, valid ? within : 0)
                                            : merge_warps<TEAM>(scratch, logs, quad);
     reduce_partials<TEAM>(p, part, splits, range, quad, valid, piece, shared, epoch);
   }
-  if constexpr (Build::cluster > 1) barrier_cluster_arrive();
 }

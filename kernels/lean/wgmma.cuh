@@ -26,11 +26,6 @@ DEVICE void mbarrier_arrive_cluster(u32 barrier, int rank) {
       : "memory");
 }
 
-// Other CTAs see earlier writes only after a releasing fence.
-DEVICE void barrier_cluster_arrive_relaxed() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
 DEVICE void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }

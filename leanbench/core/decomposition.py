@@ -24,6 +24,8 @@ MAX_TILE_ROWS = 64
 #: TB/s that a CTA reads at most, the rate of an SM's copies, and us of a partial's way through
 #: memory (clock readings in reports/performance-log.md).
 _CTA_TB_S, _TRIP_US = 0.19, 0.75
+#: SMs of an H200 in clusters of 1 to 8 CTAs: 39 of 3, 30 of 4, 22 of 5, 17 of 6, 15 of 7 or 8.
+_CLUSTERED_SMS = (132, 132, 117, 120, 110, 102, 105, 120)
 
 
 def tile_rows(group_size: int, head_dim: int, q_len: int = 1) -> int:
@@ -183,10 +185,8 @@ def stream_k_grid(
 def usable_sms(sms: int, cluster_size: int = 1) -> int:
     """Return the number of SMs that clusters can use. A cluster lives in one GPC, and GPCs have SMs
     left over.
-
-    Pairs use all SMs. Of larger clusters an H200 (132 SMs) holds 30 of 4 CTAs and 15 of 8: 120 SMs.
     """
-    return sms if cluster_size <= 2 else sms * 10 // 11
+    return sms * _CLUSTERED_SMS[cluster_size - 1] // _CLUSTERED_SMS[0]
 
 
 def cluster_slots(sms: int, ctas_per_sm: int, cluster_size: int) -> int:

@@ -20,6 +20,7 @@ from leanbench.kernels.lean.cuda_masks import as_seen, dealt_lengths
 from leanbench.kernels.lean.cuda_schedule import cuda_schedule
 from leanbench.kernels.lean.cuda_settings import (
     bound_of,
+    choices_of,
     chosen,
     fill_lengths,
     for_any_length,
@@ -160,6 +161,26 @@ def test_the_closed_form_is_exact_if_the_grid_divides_evenly(batch, lean_tiles, 
     config = replace(configs[128, 1, 1, 128], cluster_size=cluster)
     assert of_schedule(problem, config, H200) == expected
     assert of_model(problem, config, H200) == expected
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "batch", "sizes"),
+    [
+        # An H200 holds 39 clusters of 3 and 30 of 4.
+        (16, 1, ()),
+        (30, 1, ()),
+        (31, 1, (3,)),
+        (13, 3, (3,)),
+        (40, 1, ()),
+    ],
+)
+def test_clusters_between_powers_of_two_have_an_output_tile_each(kv_heads, batch, sizes):
+    problem = AttentionProblem(batch, 4 * kv_heads, kv_heads, 4096, 128)
+    for call in (problem, for_any_length(problem)):
+        candidates = space(call, H200)
+        assert {each.cluster_size for each in candidates} == {1, 2, 4, 8, *sizes}
+        assert chosen(call, H200) == candidates[0]
+        assert choices_of(call, H200)(batch, 4096) == chosen(call, H200)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -80,7 +80,7 @@ def test_optional_settings_are_written_where_they_are_used():
         (CUDA, {"chunk_tokens": 64, "tile_tokens": 32}, "chunk_tokens 64 is more than tile_tok"),
         (CUDA, {"tile_tokens": 96}, "tile_tokens 96 is not a power of two from 16 to 1024"),
         (CUDA, {"tile_rows": 256}, "tile_rows 256 is not a power of two from 8 to 128"),
-        (CUDA, {"cluster_size": 16}, "cluster_size 16 is not a power of two from 1 to 8"),
+        (CUDA, {"cluster_size": 16}, "cluster_size 16 is not a whole number from 1 to 8"),
         (CUDA, {"copy": "tma"}, "copy 'tma' is not bulk or async"),
         (CUDA, {"fixed_run_tiles": 3}, "fixed_run_tiles 3 is not a power of two"),
         (TRITON, {"num_warps": 3}, "num_warps 3 is not a power of two from 1 to 32"),

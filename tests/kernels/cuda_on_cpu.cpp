@@ -662,6 +662,7 @@ Barrier &barrier_at(u32 address) {
 
 // Returns a barrier that another CTA of the cluster may have made.
 Barrier &barrier_of_peer(Cta *peer, u32 address) {
+  if (!peer->barriers.count(address)) fail("a barrier of another CTA that nobody initialised");
   Barrier &barrier = peer->barriers.at(address);
   if (peer != machine.current->cta && barrier.made >= barrier.maker->shown)
     fail("a barrier of another CTA that no fence has shown to the cluster");
@@ -690,9 +691,10 @@ void arrive_copy(const Copy &copy) {
       arrive_at(barrier_at(copy.barrier));
     return;
   }
-  for (u32 at = 0; at < copy.bytes.size(); at += 16) {
+  const u32 piece = min(16, copy.bytes.size());
+  for (u32 at = 0; at < copy.bytes.size(); at += piece) {
     const u32 to = copy.to + at;
-    memcpy(at_shared(to ^ (to >> 7 & copy.swizzle) << 4, 16).memory(), &copy.bytes[at], 16);
+    memcpy(at_shared(to ^ (to >> 7 & copy.swizzle) << 4, piece).memory(), &copy.bytes[at], piece);
   }
   Barrier &barrier = barrier_at(copy.barrier);
   barrier.bytes -= copy.bytes.size();
@@ -800,6 +802,22 @@ void copy_box_to_all(u32 to, const u64 *words, u32 barrier, int x, int y, int z,
     own->cta = peer;
     copy_box(to, words, barrier, x, y, z, w);
   }
+  own->cta = cta;
+}
+
+void store_async(u32 to, const void *from, u32 bytes, u32 barrier) {
+  constexpr u32 LOCAL = (1u << RANK_SHIFT) - 1;
+  if (to >> RANK_SHIFT != barrier >> RANK_SHIFT) fail("a store and its barrier in different CTAs");
+  const Place place = at_shared(to, bytes);
+  barrier_of_peer(place.cta, barrier & LOCAL);
+  note_write(place.cta, place.offset, bytes, machine.current);
+  const auto *first = static_cast<const unsigned char *>(from);
+  Copy copy = {to & LOCAL, barrier & LOCAL, {first, first + bytes}, nullptr, 0};
+  if (machine.lazy) return place.cta->copies.push_back(std::move(copy));
+  Fiber *own = machine.current;
+  Cta *cta = own->cta;
+  own->cta = place.cta;
+  arrive_copy(copy);
   own->cta = cta;
 }
 

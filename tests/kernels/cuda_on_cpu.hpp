@@ -195,6 +195,9 @@ void copy_box(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w)
 // Copies into the shared memory of every CTA of the cluster.
 void copy_box_to_all(u32 to, const u64 *words, u32 barrier, int x, int y, int z, int w);
 
+// Stores in a CTA of the cluster; the bytes arrive there at its barrier.
+void store_async(u32 to, const void *from, u32 bytes, u32 barrier);
+
 void init_barrier(u32 barrier, int arrivals);
 void arrive(u32 barrier);
 void arrive_at_peer(u32 barrier, int rank);

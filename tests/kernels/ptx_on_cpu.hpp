@@ -58,6 +58,7 @@ inline u64 atom_add_relaxed_gpu_u64(u64 *at, u64 x) {
 // ---- clusters ----------------------------------------------------------------------------------
 
 inline void barrier_cluster_arrive() { arrive_at_cluster(); }
+inline void barrier_cluster_arrive_relaxed() { arrive_at_cluster(); }
 inline void barrier_cluster_wait() { wait_for_cluster(); }
 inline int cluster_ctarank() { return blockIdx.x % Build::cluster; }
 
@@ -67,6 +68,13 @@ inline u32 mapa_shared_cluster(u32 address, int rank) {
 
 inline float4 ld_shared_cluster_v4(u32 address) { return of_shared<float4>(address); }
 inline float2 ld_shared_cluster_v2(u32 address) { return of_shared<float2>(address); }
+
+inline void st_async_v4(u32 to, float4 x, u32 barrier) { store_async(to, &x, 16, barrier); }
+inline void st_async_v2(u32 to, float2 x, u32 barrier) { store_async(to, &x, 8, barrier); }
+
+inline void mbarrier_try_wait_parity_cluster(u32 barrier, u32 parity) {
+  wait_for_phase(barrier, parity);
+}
 
 // ---- launches ----------------------------------------------------------------------------------
 

@@ -304,17 +304,23 @@ def test_shared_memory_is_what_the_kernel_lays_out():
     )
     ring = 4 * 3 * 2 * 2 * 32 * 128
     states = 4 * 4 * 4 * (128 + 4) + 8 * 4 * 8
-    own = 16 * 128 + 16 * 2
-    assert CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + own + 8 * 4 * 3
+
+    def inbox(pieces: int, rows: int) -> int:
+        """Slices of 8 CTAs with the rows that they can begin and end in, and a barrier."""
+        return 8 * (16 * pieces + 8 * rows) + 16
+
+    assert (
+        CudaBuild.of(PROBLEMS[0], config).shared_bytes == ring + states + inbox(16, 2) + 8 * 4 * 3
+    )
     # In 8 bits, a row is one column, of 64 bytes if that suffices.
     fp8 = replace(PROBLEMS[0], kv_dtype="e4m3")
-    assert CudaBuild.of(fp8, config).shared_bytes == ring // 2 + states + own + 8 * 4 * 3
+    assert CudaBuild.of(fp8, config).shared_bytes == ring // 2 + states + inbox(16, 2) + 8 * 4 * 3
     narrow = CudaBuild.of(replace(fp8, head_dim=64), config)
-    assert narrow.shared_bytes == ring // 4 + 4 * 4 * 4 * 68 + 8 * 4 * 8 + 16 * 64 + 32 + 96
+    assert narrow.shared_bytes == ring // 4 + 4 * 4 * 4 * 68 + 8 * 4 * 8 + inbox(8, 2) + 96
     # 32 rows: states overlay the ring, and the query rows are added.
     assert (
         CudaBuild.of(PROBLEMS[3], config).shared_bytes
-        == ring + 8 * 4 * 32 + 16 * 1024 + 16 * 16 + 2 * 32 * 136 + 96
+        == ring + 8 * 4 * 32 + inbox(128, 5) + 2 * 32 * 136 + 96
     )
 
 

@@ -121,14 +121,14 @@ CASES = {
     ),
     # The first CTA alone writes those of up to two chunks, between others that all CTAs merge.
     "short sequences in clusters": case(
-        settings(16, 2, 2, 1, 4, 8, "bulk"),
-        (SHORT_AND_LONG, 8),
-        (SHORT_AND_LONG, 4),
-        (SHORT_AND_LONG, 56),
-        (SHORT_AND_LONG, 64),
+        settings(16, 2, 2, 1, 5, 8, "bulk"),
+        (SHORT_AND_LONG, 10),
+        (SHORT_AND_LONG, 5),
+        (SHORT_AND_LONG, 70),
+        (SHORT_AND_LONG, 80),
     ),
     "paged clusters": case(
-        settings(32, 2, 3, 1, 4, 16, "bulk"), (PAGED, 8), (PAGED, 12), (PAGED, 4)
+        settings(32, 2, 3, 1, 3, 16, "bulk"), (PAGED, 6), (PAGED, 9), (PAGED, 3)
     ),
     # Query rows in shared memory, states over the ring, two row tiles.
     "many rows": case(ROWS, (SEVERAL_TOKENS, 5), (SEVERAL_TOKENS, 2)),
@@ -257,7 +257,13 @@ DEEP_CASES = {
     "equal splits, chunks of queries": case(
         splits_of(2, CLUSTERS_16), (replace(CHUNK, page_size=16), 7)
     ),
-    "clusters of 8": case(settings(16, 1, 2, 1, 8, 8, "bulk"), (ONE_LONG, 64), (ONE_LONG, 24)),
+    **{
+        f"clusters of {size}": case(
+            settings(16, 1, 2, 1, size, 8, "bulk"),
+            *((problem, size * ranges) for problem in (EQUAL, ONE_LONG) for ranges in (3, 8)),
+        )
+        for size in (6, 7, 8)
+    },
     "fixed runs, host": case(fixed(ASYNC_16), (EQUAL, 7), (EQUAL, 99)),
     "narrow heads": case(
         settings(16, 2, 3, 1, 1, 8, "async", tiles=2),

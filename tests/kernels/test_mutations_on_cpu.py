@@ -41,8 +41,9 @@ LEAN: dict[str, list[Mutation]] = {
         ),
     ],
     "clusters": [
-        ("lean.cu", "exchanged) barrier_cluster_wait();", "exchanged)"),
-        ("reduce.cuh", "if (!first_part) barrier_cluster_wait();", ""),
+        ("reduce.cuh", "barrier_cluster_wait();  // the peers have started", "// the peers have"),
+        ("reduce.cuh", "exchanges % 2", "0"),
+        ("lean.cu", "stores, too.\n      barrier_cluster_arrive_relaxed();", "stores, too."),
         ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase."),
         ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", ""),
         ("copy.cuh", "parity = 1;", "parity = 0;"),
@@ -53,10 +54,11 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "short sequences in clusters": [
         ("lean.cu", "chunks <= Build::warps", "chunks <= 2 * Build::warps"),
-        ("lean.cu", "!exchanged, p.epoch", "false, p.epoch"),
-        ("lean.cu", "1 && exchanged)", "1 && !first_part)"),
+        ("lean.cu", "if (Build::cluster > 1 && !arrived) {", "if (Build::cluster > 1) {"),
+        ("lean.cu", "exchanges++, p.epoch", "0, p.epoch"),
     ],
     "paged clusters": [
+        ("reduce.cuh", "if (within == 0 || quad", "if (quad"),
         ("copy.cuh", "(CHUNKS_AHEAD - known) * BOXES + box", "box"),
         ("attend.cuh", "queries.count + query_of(", "queries.count + 0 * query_of("),
     ],

@@ -14,8 +14,6 @@ inline void mbarrier_init(u32 barrier, int arrivals) { init_barrier(barrier, arr
 inline void mbarrier_arrive(u32 barrier) { arrive(barrier); }
 inline void mbarrier_arrive_cluster(u32 barrier, int rank) { arrive_at_peer(barrier, rank); }
 
-inline void barrier_cluster_arrive_relaxed() { barrier_cluster_arrive(); }
-
 // These barriers wait for other warps, too.
 #define mbarrier_try_wait_parity wait_for_phase
 
