@@ -227,6 +227,10 @@ __host__ __device__ constexpr int team_of(int pieces) {
 }
 
 constexpr int KEPT_NUMBERS = 12, KEPT_BYTES = Build::keeps ? 4 * KEPT_NUMBERS : 0;
+// Places in memory: the first copies of a CTA's warps, and the arrays that the schedule reads.
+constexpr int FIRST_COPIES_AT = 16, KEPT_ARRAYS_AT = FIRST_COPIES_AT + 4 * Build::warps + 31 & ~31;
+// True if warps start first copies from what an earlier launch has kept.
+constexpr bool GUESSES = Build::keeps && Build::bulk;
 // States of many rows overlay the ring: copies start only after the previous part has been merged.
 constexpr bool SCRATCH_OVER_RING = Build::shared_query;
 

@@ -30,10 +30,6 @@ constexpr int K_PIECES = Build::heads_of_row * KV_BYTES * K_STEPS;
 constexpr int V_PIECES = Build::heads_of_row * KV_BYTES * V_STEPS;
 constexpr int PIECE_NUMBERS = 16 / KV_BYTES;
 
-// First warp that initializes barriers, 1: also those of warp 0, the fences of which would wait for
-// its reads of the work range.
-constexpr int FIRST_INITIALIZING = Build::keeps && Build::cluster == 1 && Build::warps > 1;
-
 // A warp and the addresses of its stages.
 struct Warp {
   u32 ring, barriers;  // shared addresses of this warp's stages and barriers
@@ -50,12 +46,8 @@ struct Warp {
     barriers = shared_address(shared) + Shared::barriers +
                number * Build::stages * (Build::page_scales ? 8 + 8 * BOXES : 8);
     if constexpr (!Build::bulk) return;
-    if (lane == 0 && number >= FIRST_INITIALIZING) {
-      for (int stage = 0; stage < Build::stages; stage++) {
-        mbarrier_init(barriers + 8 * stage);
-        if (number == 1 && FIRST_INITIALIZING == 1)
-          mbarrier_init(shared_address(shared) + Shared::barriers + 8 * stage);
-      }
+    if (lane == 0) {
+      for (int stage = 0; stage < Build::stages; stage++) mbarrier_init(barriers + 8 * stage);
       fence_mbarrier_init_release_cluster();
       fence_proxy_async_shared_cta();
     }
@@ -233,6 +225,46 @@ struct Warp {
   }
 };
 
+// Chunk that a warp copies first in a launch.
+struct FirstCopy {
+  bool exists, packed;
+  int sequence, kv_head, token;
+
+  DEVICE static FirstCopy of(bool exists, const Position &position) {
+    return {exists, Build::packs && position.packed, position.sequence,
+            position.head_tile().kv_head, position.token + position.chunk * Build::chunk};
+  }
+
+  DEVICE bool is(const FirstCopy &other) const {
+    return exists && packed == other.packed && sequence == other.sequence &&
+           kv_head == other.kv_head && token == other.token;
+  }
+
+  // Returns the numbers that are kept.
+  DEVICE uint4 pack(const Params &p) const {
+    return {exists ? p.kept_key : 0, (u32)(packed ? ~sequence : sequence), (u32)kv_head,
+            (u32)token};
+  }
+
+  // Sets the position to a copy that was kept; returns false if there is none. What another launch
+  // has written never leads to a read outside the block table.
+  DEVICE static bool unpack(const Params &p, const uint4 &kept, Position &position) {
+    position.packed = Build::packs && (int)kept.y < 0;
+    position.sequence = position.packed ? ~kept.y : kept.y;
+    position.tokens = p.context;
+    position.token = kept.w;
+    position.chunk = 0;
+    if constexpr (Build::q_len == 0) {
+      position.queries.count = p.q_len;
+      position.run_time_head_tile = {(int)kept.z, 0};
+    } else {
+      position.head = kept.z * row_tiles(Build::q_len);
+    }
+    return kept.x == p.kept_key && (u32)position.sequence < (u32)p.batch &&
+           kept.z < (u32)p.kv_heads && kept.w < (u32)p.context;
+  }
+};
+
 // State of a warp's ring: its fill level and next stage.
 struct Ring {
   Position next;  // next chunk to copy
@@ -247,30 +279,21 @@ struct Ring {
     parity = 0;
   }
 
-  // Begins a part; `Build::stages - empty_stages` of this warp's chunks are already in flight.
-  DEVICE void enter(const Position &part) {
-    next = part;
-    next.chunk += (Build::stages - empty_stages) * RANGE_WARPS;
+  DEVICE void copy_next(const Params &p, Warp &warp) {
+    warp.copy_chunk(p, next, next_stage, false);
+    advance();
   }
 
-  DEVICE void copy_next(const Params &p, Warp &warp, bool guess = false) {
-    warp.copy_chunk(p, next, next_stage, guess);
+  DEVICE void advance() {
     next.chunk += next.step();
     next_stage = next_stage + 1 == Build::stages ? 0 : next_stage + 1;
   }
 
-  // Build::bulk, Build::cluster: starts a speculative copy.
-  DEVICE void copy_guess(const Params &p, Warp &warp) {
-    copy_next(p, warp, true);
-    empty_stages--;
-  }
-
-  // Build::page_scales: starts the copies that the guess left out. Past the sequence's end, a block
-  // table can contain any pages. Tensor maps read nothing outside the caches, but these copies
-  // would.
-  DEVICE void complete_guess(const Params &p, Warp &warp, const Position &part) {
-    warp.copy_scales(p, part, 0, 0);
-    cp_async_commit_group();
+  // Build::bulk: starts a speculative copy into stage 0.
+  DEVICE FirstCopy copy_guess(const Params &p, Warp &warp) {
+    const FirstCopy guess = FirstCopy::of(true, next);
+    warp.copy_chunk(p, next, 0, true);
+    return guess;
   }
 
   // Waits for the speculative copy and discards it.
@@ -279,8 +302,45 @@ struct Ring {
     // Lane 0 starts the next copy into this stage: a lane still waiting would miss this phase.
     __syncwarp();
     parity = 1;
-    next_stage = 0;
-    empty_stages = Build::stages;
+  }
+
+  // Starts a launch's first copies in its part `part`; returns the first. If a guess was wrong, its
+  // stage is filled last.
+  DEVICE FirstCopy begin(const Params &p, Warp &warp, const Position &part, int end,
+                         const FirstCopy &guess) {
+    FirstCopy first{};
+    bool drops = guess.exists;
+    next = part;
+#pragma unroll 1
+    for (; empty_stages > 0; empty_stages--) {
+      if constexpr (SCRATCH_OVER_RING)
+        more = next.chunk < next.chunks;
+      else
+        more = more && next.to_next_chunk(p, end, warp.range_warp);
+      bool copies = more;
+      if (Build::bulk && Build::ragged && more && !first.exists) {
+        first = FirstCopy::of(true, next);
+        if (guess.is(first)) {
+          copies = drops = false;
+          // Past the sequence's end, a block table can contain any pages. Tensor maps read nothing
+          // outside the caches, but these copies would.
+          if constexpr (Build::page_scales) warp.copy_scales(p, next, 0, 0);
+          advance();
+        } else if (drops && Build::stages > 1) {
+          stage = next_stage = 1;
+        }
+      }
+      if (copies) {
+        if (drops && next_stage == 0) {
+          drop_guess(warp);
+          drops = false;
+        }
+        copy_next(p, warp);
+      }
+      if constexpr (!Build::bulk || Build::page_scales) cp_async_commit_group();
+    }
+    if (drops) drop_guess(warp);
+    return first;
   }
 
   // Starts copies until the ring is full, then one for each chunk attended to.

@@ -46,8 +46,9 @@ _LINE_NUMBERS, _WIDE_ROW_NUMBERS = 64, 128
 #: Warps that copy in many_rows.cu: one, or a whole warpgroup for copies by lanes and for two
 #: multiplying warpgroups that take registers of others.
 _COPY_WARPS, _COPY_WARPGROUP = 1, 4
-#: 32-bit numbers of a kept work range: KEPT_NUMBERS in build.cuh.
-_KEPT_NUMBERS = 12
+#: 32-bit numbers of a kept work range, and place of the first copies: KEPT_NUMBERS and
+#: FIRST_COPIES_AT in build.cuh.
+_KEPT_NUMBERS, _FIRST_COPIES_AT = 12, 16
 #: Supported head_dims of K and V in many_rows.cu: rows are whole columns of 128 bytes in shared
 #: memory.
 _WARPGROUP_HEAD_DIMS, _WARPGROUP_VALUE_DIMS = (64, 128, 192, 256), (64, 128, 256)
@@ -391,7 +392,8 @@ class CudaBuild:
     def kept_stride(self, batch: int) -> int:
         """Return the numbers kept of a CTA's work range, as in kept.cuh, in whole lines."""
         arrays = batch + (batch if self.leftpad else 0) + (batch + 1 if self.ragged_q else 0)
-        return 32 * (1 + -(-arrays // 32)) if self.keeps else 0
+        first_lines = -(-(_FIRST_COPIES_AT + 4 * self.warps) // 32)
+        return 32 * (first_lines + -(-arrays // 32)) if self.keeps else 0
 
     def fits(self, gpu: GpuSpec) -> bool:
         """Return True if the shared memory of `ctas_per_sm` CTAs fits on an SM."""

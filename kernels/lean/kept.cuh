@@ -2,16 +2,23 @@
 // each launch but the first would repeat its search. A launch writes its CTAs' ranges with the
 // lengths that they follow from, and later launches with the same lengths read them.
 //
-// A CTA's numbers in memory: the start of its range; then all arrays that the schedule reads. They
-// are valid if the launch is the same, the arrays are, and the sum is: memory of a launch that is
-// out of use serves another.
+// A CTA's numbers in memory: the start of its range; its warps' first copies; then all arrays that
+// the schedule reads. They are valid if the launch is the same, the arrays are, and the sum is:
+// memory of a launch that is out of use serves another.
+//
+// First copies start before ranges are compared or searched for. They are right for the same
+// lengths, and mostly if sequences have grown by a token. A wrong one is dropped.
 #pragma once
+#include "copy.cuh"
 #include "params.cuh"
 #include "ptx.cuh"
 #include "schedule.cuh"
 
 // Numbers of an array that a lane reads at once.
 constexpr int AT_ONCE = 4;
+// Tokens by which a sequence grows in a step of decoding, at most. With other lengths a first copy
+// would likely be wrong.
+constexpr u32 MOST_GROWN = 8;
 // Numbers behind the start of a range.
 enum { KEPT_CONTEXT = 9, KEPT_KEY, KEPT_SUM };
 static_assert(KEPT_SUM < KEPT_NUMBERS || !Build::keeps);
@@ -22,47 +29,83 @@ DEVICE u32 kept_term(u32 number, int place) {
   return number * ((factor ^ factor >> 15) | 1);
 }
 
+// Numbers of an array that a lane reads at once, and those kept of them.
+struct Numbers {
+  u32 now[AT_ONCE], before[AT_ONCE];
+
+  // Starts the reads of every 32nd number from `first` on; null `kept`: without those kept.
+  DEVICE void start(const int *array, const u32 *kept, int first, int count) {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+      const int i = first + 32 * j;
+      now[j] = i < count ? __ldg(array + i) : 0;
+      before[j] = i < count && kept != nullptr ? kept[i] : 0;
+    }
+  }
+};
+
 // A CTA's kept range, held by a warp.
 struct Kept {
-  u32 *at;       // null: none is kept
-  u32 own;       // number `lane`
-  u32 sum;       // of this lane's terms of the arrays
-  bool is_same;  // this lane's numbers of the arrays
+  u32 *at;          // null: none is kept
+  u32 own;          // number `lane`
+  Numbers lengths;  // the first ones
+  u32 sum;          // of this lane's terms of the arrays
+  bool is_same;     // this lane's numbers of the arrays
 
-  // Starts the reads.
-  DEVICE void start(const Params &p, int lane) {
-    at = p.kept ? p.kept + (i64)blockIdx.x * p.kept_stride : nullptr;
-    own = at != nullptr && lane < KEPT_NUMBERS ? at[lane] : 0;
+  DEVICE static u32 *of_cta(const Params &p) { return p.kept + (i64)blockIdx.x * p.kept_stride; }
+
+  // Starts the reads of the range and of the first `count` lengths. None waits for another.
+  DEVICE void start(const Params &p, int lane, int count) {
+    at = p.kept ? of_cta(p) : nullptr;
+    own = at != nullptr && threadIdx.x < KEPT_NUMBERS ? at[lane] : 0;
+    lengths.start(p.cache_seqlens, at ? at + KEPT_ARRAYS_AT : nullptr, lane,
+                  p.cache_seqlens ? count : 0);
+  }
+
+  // Compares the arrays with the kept ones.
+  DEVICE void compare(const Params &p, int lane) {
     is_same = at != nullptr;
     sum = 0;
-    visit(p, lane, false);
+    int place = KEPT_ARRAYS_AT;
+    if (p.cache_seqlens) place = compare(p.cache_seqlens, p.batch, place, lane, true);
+    if constexpr (Build::leftpad) place = compare(p.cache_leftpad, p.batch, place, lane, false);
+    if constexpr (Build::ragged_q) compare(p.cu_seqlens_q, p.batch + 1, place, lane, false);
   }
 
-  // Compares the arrays with the kept ones, or writes those.
-  DEVICE void visit(const Params &p, int lane, bool writes) {
-    int place = 32;
-    if (p.cache_seqlens) place = visit(p.cache_seqlens, p.batch, place, lane, writes);
-    if constexpr (Build::leftpad) place = visit(p.cache_leftpad, p.batch, place, lane, writes);
-    if constexpr (Build::ragged_q) visit(p.cu_seqlens_q, p.batch + 1, place, lane, writes);
+  // `started`: the first numbers are in `lengths`.
+  DEVICE int compare(const int *array, int count, int place, int lane, bool started) {
+    const u32 *kept = at ? at + place : nullptr;
+    if (!started) lengths.start(array, kept, lane, count);
+    int first = lane;
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        is_same &= lengths.before[j] == lengths.now[j];
+        sum += kept_term(lengths.now[j], place + first + 32 * j);
+      }
+      first += 32 * AT_ONCE;
+      if (first >= count) return place + count;
+      lengths.start(array, kept, first, count);
+    }
   }
 
-  DEVICE int visit(const int *array, int count, int place, int lane, bool writes) {
+  // Writes the arrays.
+  DEVICE void write_arrays(const Params &p, int lane) const {
+    int place = KEPT_ARRAYS_AT;
+    if (p.cache_seqlens) place = write(p.cache_seqlens, p.batch, place, lane);
+    if constexpr (Build::leftpad) place = write(p.cache_leftpad, p.batch, place, lane);
+    if constexpr (Build::ragged_q) write(p.cu_seqlens_q, p.batch + 1, place, lane);
+  }
+
+  DEVICE int write(const int *array, int count, int place, int lane) const {
 #pragma unroll 1
     for (int first = lane; first < count; first += 32 * AT_ONCE) {
-      u32 numbers[AT_ONCE], kept[AT_ONCE];
+      Numbers numbers;
+      numbers.start(array, nullptr, first, count);
 #pragma unroll
-      for (int j = 0; j < AT_ONCE; j++) {
-        const int i = first + 32 * j;
-        numbers[j] = i < count ? __ldg(array + i) : 0;
-        kept[j] = i < count && at != nullptr && !writes ? at[place + i] : numbers[j];
-      }
-#pragma unroll
-      for (int j = 0; j < AT_ONCE; j++) {
-        const int i = first + 32 * j;
-        is_same &= kept[j] == numbers[j];
-        if (writes && i < count) at[place + i] = numbers[j];
-        if (!writes) sum += kept_term(numbers[j], place + i);
-      }
+      for (int j = 0; j < AT_ONCE; j++)
+        if (first + 32 * j < count) at[place + first + 32 * j] = numbers.now[j];
     }
     return place + count;
   }
@@ -109,7 +152,7 @@ struct Kept {
                        : lane == KEPT_SUM   ? whole
                                             : own;
     if (lane < KEPT_NUMBERS) at[lane] = number;
-    visit(p, lane, true);
+    write_arrays(p, lane);
   }
 
   // Reads a range from its numbers in shared memory; returns false if the CTA has none.
@@ -133,10 +176,26 @@ struct Kept {
 struct RangeFinder {
   Kept kept;
   bool searched;
+  uint4 copy;  // GUESSES: the warp's first copy in an earlier launch
 
-  // Starts the reads. Other work can hide their latency.
-  DEVICE void start(const Params &p, int lane) {
-    if (Build::keeps && threadIdx.x < 32) kept.start(p, lane);
+  // Starts the reads. Other work can hide their latency. `guesses`: every warp reads its first
+  // copy, and lengths that tell whether it is likely right.
+  DEVICE void start(const Params &p, int lane, bool guesses) {
+    if constexpr (GUESSES) copy = guesses && p.kept ? *first_copy(p) : uint4{};
+    if (Build::keeps && (guesses || threadIdx.x < 32))
+      kept.start(p, lane, threadIdx.x < 32 ? p.batch : min(p.batch, 32));
+  }
+
+  DEVICE static uint4 *first_copy(const Params &p) {
+    return reinterpret_cast<uint4 *>(Kept::of_cta(p) + FIRST_COPIES_AT) + threadIdx.x / 32;
+  }
+
+  // GUESSES: sets the first copy that the warp had in an earlier launch; returns false if there is
+  // none, or if one of the first 32 sequences is not the same or a step longer.
+  DEVICE bool guess(const Params &p, Position &position) const {
+    const u32 grown = kept.lengths.now[0] - kept.lengths.before[0];
+    const bool exists = p.kept != nullptr && FirstCopy::unpack(p, copy, position);
+    return __ballot_sync(~0u, grown <= MOST_GROWN) == ~0u && exists;
   }
 
   DEVICE bool find(const Params &p, int lane, int range_warp, u32 *shared, WorkRange &range,
@@ -144,6 +203,7 @@ struct RangeFinder {
     Lengths lengths;
     if constexpr (!Build::keeps) return range.find(p, lane, lengths, range_warp, position);
     if (threadIdx.x < 32) {
+      kept.compare(p, lane);
       const bool is_valid = kept.is_valid(p, lane);
       if (lane <= KEPT_CONTEXT) shared[lane] = lane < KEPT_CONTEXT ? kept.own : is_valid;
     }
@@ -164,5 +224,10 @@ struct RangeFinder {
   // Keeps a range that was searched for.
   DEVICE void keep(const Params &p, int lane) {
     if (Build::keeps && searched && threadIdx.x < 32) kept.write(p, lane);
+  }
+
+  DEVICE void keep(const Params &p, int lane, const FirstCopy &first) {
+    keep(p, lane);
+    if (GUESSES && p.kept != nullptr && searched && lane == 0) *first_copy(p) = first.pack(p);
   }
 };

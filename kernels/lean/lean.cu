@@ -29,7 +29,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
   events.start(p);
   const int rank = Build::cluster > 1 ? cluster_ctarank() : 0;
   RangeFinder finder;
-  if constexpr (FIRST_INITIALIZING == 1) finder.start(p, lane);
+  // Before barriers are initialized, because their fences wait for reads.
+  if constexpr (Build::cluster == 1) finder.start(p, lane, GUESSES);
   Warp warp;
   warp.start(shared, rank, warp_number, lane);
   bool arrived = Build::cluster > 1;  // at the cluster's barrier
@@ -37,42 +38,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     start_inbox(shared);
     barrier_cluster_arrive_relaxed();
   }
-  if constexpr (FIRST_INITIALIZING == 0) finder.start(p, lane);
-
   Position part;  // the current part
   WorkRange range;
+  // A cluster's first split is known without reads, for which its copies do not wait.
+  const bool first_split = Build::bulk && Build::cluster > 1 && range.may_be_first_split(p);
+  if constexpr (Build::cluster > 1) finder.start(p, lane, GUESSES && !first_split);
+
   Ring ring;
   ring.start();
   PeerExchange exchange;
   if constexpr (Build::peers > 0) exchange.start(p);
-  bool guessed = false;
-  if constexpr (Build::bulk && Build::cluster > 1) {
-    guessed = range.guess(p, warp.range_warp, ring.next);
-    if (guessed) ring.copy_guess(p, warp);
+  FirstCopy guess{};
+  if constexpr (Build::bulk && Build::ragged) {
+    const bool guesses = first_split ? range.guess(p, warp.range_warp, ring.next)
+                                     : GUESSES && finder.guess(p, ring.next);
+    if (guesses) guess = ring.copy_guess(p, warp);
   }
   u32 *found = at_place<u32>(shared, Shared::kept);
   const bool works = finder.find(p, lane, warp.range_warp, found, range, part);
-  if (guessed && !(works && range.is_first_split() && part.chunk < part.chunks))
-    ring.drop_guess(warp);
-  else if (Build::page_scales && guessed)
-    ring.complete_guess(p, warp, part);
   if (!works) {
-    finder.keep(p, lane);
+    if (guess.exists) ring.drop_guess(warp);
+    finder.keep(p, lane, FirstCopy{});
     if constexpr (Build::cluster > 1) barrier_cluster_wait();
     events.end();
     return;
   }
   events.record(BEGIN, 0);
-  ring.enter(part);
+  // Copies do not depend on the part's other values, so they start before those are read.
+  const FirstCopy first = ring.begin(p, warp, part, range.end, guess);
+  finder.keep(p, lane, first);
   Query query;
   query.shared_lane =
       shared_address(shared) + Shared::query + 2 * ((lane & 7) * QUERY_ROW + (lane >> 3 & 1) * 8);
   bool first_part = true, fresh = true;  // fresh: the query rows are yet to be loaded
   u32 exchanges = 0;                     // Build::cluster: of partials between its CTAs
   while (true) {
-    // Copies do not depend on the part's other values, so they start before those are read.
-    if (SCRATCH_OVER_RING || first_part) ring.fill(p, warp, range.end);
-    if (first_part) finder.keep(p, lane);
+    if constexpr (SCRATCH_OVER_RING) ring.fill(p, warp, range.end);
     State state;
     state.reset();
     fresh |= query.enter_part(p, part);

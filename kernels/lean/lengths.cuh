@@ -31,6 +31,7 @@ struct Lengths {
 
   DEVICE void finish(const Params &p, int lane) {
     sum = own_tiles * rows_of(p, lane), most = own_tiles, longer_than_one = own_tiles > 1;
+#pragma unroll 1
     for (int i = lane + 32; i < p.batch; i += 32) {
       const int tiles = of(p, i);
       sum += tiles * rows_of(p, i), most = max(most, tiles), longer_than_one += tiles > 1;
@@ -41,6 +42,7 @@ struct Lengths {
     output_tiles = p.batch * head_tiles(p);
     if constexpr (Build::ragged_q) {
       int rows = 0;
+#pragma unroll 1
       for (int i = lane; i < p.batch; i += 32) rows += rows_of(p, i);
       output_tiles = __reduce_add_sync(~0u, rows) * p.kv_heads;
     }
@@ -97,6 +99,7 @@ struct Lengths {
   // Returns the splits of all sequences for a single `longest`.
   DEVICE int splits(const Params &p, int lane, int longest) const {
     int count = split_count(own_tiles, longest) * rows_of(p, lane);
+#pragma unroll 1
     for (int i = lane + 32; i < p.batch; i += 32)
       count += split_count(of(p, i), longest) * rows_of(p, i);
     return __reduce_add_sync(~0u, count);
@@ -119,6 +122,7 @@ DEVICE int units_of(const Params &p, int sequence, int longest) {
 DEVICE void find_sequence(const Params &p, int lane, int longest, int unit, int &sequence,
                           int &first_unit) {
   int seen = 0;
+#pragma unroll 1
   for (int base = 0; base < p.batch; base += 32) {
     const int units = units_of(p, base + lane, longest);
     int end = units;
@@ -140,6 +144,7 @@ DEVICE void find_sequence(const Params &p, int lane, int longest, int unit, int 
 // Build::ragged: returns the units of the preceding sequences.
 DEVICE int units_before(const Params &p, int lane, int longest, int sequence) {
   int units = 0;
+#pragma unroll 1
   for (int i = lane; i < sequence; i += 32) units += units_of(p, i, longest);
   return __reduce_add_sync(~0u, units);
 }

@@ -103,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, Build::ctas_per_sm)
     prefetch_tensormap(&p.v_map);
   }
   RangeFinder finder;
-  finder.start(p, lane);
+  finder.start(p, lane, false);
   if (threadIdx.x == 32) {  // fences of warp 0 would wait for its reads
     for (int stage = 0; stage < Build::stages; stage++) {
       mbarrier_init(at + K_FULL + 8 * stage, COPY_ARRIVALS);

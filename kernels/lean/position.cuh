@@ -38,14 +38,17 @@ struct Position {
   // Returns whether all warps of the CTA walk the part.
   DEVICE bool is_shared() const { return !packed && !is_rest; }
 
-  DEVICE void enter_part(const Params &p, int end, int range_warp) {
+  // Enters the part that begins at `at`. Build::ragged, `is_split`: a split, whose place is known.
+  DEVICE void enter_part(const Params &p, int end, int range_warp, bool is_split = false) {
     if constexpr (Build::ragged) {
       enter_sequence(p);
-      end_tiles = end_tiles_of(p, tiles, packed_tokens > 0);
-      tiles += end_tiles;
-      int within = at - sequence_start;
-      head = divide(within, tiles);
-      first = within - head * tiles;
+      if (!is_split) {
+        end_tiles = end_tiles_of(p, tiles, packed_tokens > 0);
+        tiles += end_tiles;
+        int within = at - sequence_start;
+        head = divide(within, tiles);
+        first = within - head * tiles;
+      }
     } else {
       // Fixed runs are not counted on the host, because a prepared launch is used with other
       // lengths.
@@ -55,7 +58,7 @@ struct Position {
       head = output_tile - sequence * head_tiles(p);
     }
     int stop = Build::fixed_runs ? first + 1 : min(tiles, first + end - at);
-    const bool deals_rests = Build::ragged && !Build::fixed_runs;
+    const bool deals_rests = Build::ragged && !Build::fixed_runs && !is_split;
     if (deals_rests && is_short_rest(p, stop)) stop = tiles;
     enter_tiles(p, stop, range_warp);
     is_rest = deals_rests && first > 0 && is_short_rest(p, first);

@@ -63,29 +63,18 @@ struct WorkRange {
     return unit - divide(unit, output_tiles) * output_tiles;
   }
 
-  // Finds the split of a unit.
+  // Finds the split of a unit in its sequence, which begins at unit `before` of its kind.
   DEVICE void find_split(const Params &p, int lane, int unit, int used, int output_tiles,
-                         Position &position) {
-    const int each = head_tiles(p), others = used - output_tiles;
-    int head, before = 0;
+                         int before, Position &position) {
+    const int others = used - output_tiles;
+    int head;
     split = 0;
-    if (unit >= others) {
-      const int output_tile = first_split_of(unit, output_tiles);
-      if constexpr (Build::ragged_q) {
-        find_sequence(p, lane, -1, output_tile, position.sequence, before);
-        head = output_tile - before;
-        before = 0;
-      } else {
-        position.sequence = divide(output_tile, each);
-        head = output_tile - position.sequence * each;
-      }
-      if (others > 0) before = units_before(p, lane, longest, position.sequence);
-    } else {
-      find_sequence(p, lane, longest, others - 1 - unit, position.sequence, before);
-    }
     position.enter_sequence(p);
     splits = split_count(position.tiles, longest);
-    if (unit < others) {
+    if (unit >= others) {
+      head = first_split_of(unit, output_tiles) - before;
+      before = others > 0 ? units_before(p, lane, longest, position.sequence) : 0;
+    } else {
       const int within = others - 1 - unit - before;
       head = divide(within, splits - 1);
       split = 1 + within - head * (splits - 1);
@@ -126,20 +115,28 @@ struct WorkRange {
     return true;
   }
 
-  // Build::ragged, Build::cluster: sets the start of the unit's part in case it is a first split;
-  // returns false if that is unlikely. The first chunk does not depend on the length, except with
-  // windows and padded sequences, which wait for their length.
-  DEVICE bool guess(const Params &p, int range_warp, Position &position) const {
-    const int ranges = gridDim.x / Build::cluster;
-    const int each = head_tiles(p), output_tiles = p.batch * each;
+  // Build::cluster: returns the output tile of which the unit may have the first split.
+  DEVICE static int guessed_tile(const Params &p) {
     // Build::equal_splits: first splits are the last units.
-    const int unit =
-        blockIdx.x / Build::cluster - (Build::equal_splits ? ranges - output_tiles : 0);
+    return blockIdx.x / Build::cluster -
+           (Build::equal_splits ? gridDim.x / Build::cluster - p.batch * head_tiles(p) : 0);
+  }
+
+  // Build::ragged, Build::cluster: returns whether the unit likely has a first split.
+  DEVICE static bool may_be_first_split(const Params &p) {
+    const int ranges = gridDim.x / Build::cluster, output_tiles = p.batch * head_tiles(p);
+    const int unit = guessed_tile(p);
     if constexpr (!Build::ragged || Build::ragged_q || Build::fixed_runs ||
                   (Build::window_left && Build::q_len == 0))
       return false;
-    if (Build::equal_splits ? unit < 0 : unit >= output_tiles || ranges >= 2 * output_tiles)
-      return false;
+    return Build::equal_splits ? unit >= 0 : unit < output_tiles && ranges < 2 * output_tiles;
+  }
+
+  // Build::ragged, Build::cluster: sets the start of the unit's part as a first split; returns
+  // false if this warp has none of its chunks. The first one does not depend on the length, except
+  // with windows and padded sequences, which wait for their length.
+  DEVICE bool guess(const Params &p, int range_warp, Position &position) const {
+    const int each = head_tiles(p), unit = guessed_tile(p);
     position.sequence = divide(unit, each);
     position.head = unit - position.sequence * each;
     position.enter_head(p);
@@ -152,8 +149,6 @@ struct WorkRange {
     position.chunk = range_warp;
     return position.token + range_warp * Build::chunk < position.tokens;
   }
-
-  DEVICE bool is_first_split() const { return longest > 0 && split == 0; }
 
   // Finds the range and sets `position` to its start. Ranges are assigned from the last to the
   // first, so that merging CTAs wait for CTAs that started earlier. Returns false if the lengths
@@ -210,11 +205,7 @@ struct WorkRange {
         if (Build::rows <= 32 || few_idle(whole, used)) used = whole;
       }
       if (unit >= used) return false;
-      if (longest > 0) {
-        find_split(p, lane, unit, used, output_tiles, position);
-        return true;
-      }
-      const bool packed = packs(real, output_tiles);
+      const bool packed = longest == 0 && packs(real, output_tiles);
       if (packed)
         position.packed_tokens = output_tiles > 2 * used ? PACKED_TOKENS_OF_MANY : PACKED_TOKENS;
       const int ends = packed ? lengths.longer_than_one * head_tiles(p) : output_tiles;
@@ -225,9 +216,26 @@ struct WorkRange {
     slot = used - 1 - unit;
     end = range_start(slot + 1, share, longer);
     position.at = range_start(slot, share, longer);
-    if constexpr (Build::ragged)
-      find_sequence(p, lane, position.packed_tokens > 0 ? -1 : 0, position.at, position.sequence,
-                    position.sequence_start);
+    if constexpr (!Build::ragged) return true;
+    // Units among which the range's first is sought, and the first one of its sequence. A single
+    // search, because its instructions take longer to arrive than to run.
+    const int output_tiles = lengths.output_tiles, others = used - output_tiles;
+    const bool is_first = longest > 0 && unit >= others;
+    const int units = is_first || position.packed_tokens > 0 ? -1 : longest;
+    const int sought = is_first      ? first_split_of(unit, output_tiles)
+                       : longest > 0 ? others - 1 - unit
+                                     : position.at;
+    int before;
+    if (is_first && !Build::ragged_q) {
+      position.sequence = divide(sought, head_tiles(p));
+      before = position.sequence * head_tiles(p);
+    } else {
+      find_sequence(p, lane, units, sought, position.sequence, before);
+    }
+    if (longest > 0)
+      find_split(p, lane, unit, used, output_tiles, before, position);
+    else
+      position.sequence_start = before;
     return true;
   }
 
@@ -235,17 +243,12 @@ struct WorkRange {
   DEVICE void enter(const Params &p, int range_warp, Position &position) {
     position.end_tiles = position.turn = 0;
     if constexpr (!Build::ragged) position.enter_host_length(p);
-    if (Build::ragged && !Build::fixed_runs && longest > 0) {
-      position.enter_sequence(p);
-      position.enter_tiles(p, position.first + end - position.at, range_warp);
-      return;
-    }
     if constexpr (Build::fixed_runs) {
       position.lowest = position.at, position.highest = end - 1;
       position.enter_part(p, end, range_warp);
       position.begin_runs(p);
     }
-    position.enter_part(p, end, range_warp);
+    position.enter_part(p, end, range_warp, Build::ragged && !Build::fixed_runs && longest > 0);
   }
 };
 

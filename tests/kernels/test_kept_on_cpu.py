@@ -83,6 +83,15 @@ def test_other_lengths_are_searched_for(case):
 
 
 @cases
+def test_sequences_grow_by_a_token(case):
+    inputs, workspace = make_inputs(case[1], "cpu"), Workspace(epoch=7)
+    for _ in range(3):
+        assert launch(case, inputs, workspace) is None
+        if inputs.cache_seqlens is not None:
+            inputs.cache_seqlens.add_((inputs.cache_seqlens < inputs.context).int())
+
+
+@cases
 def test_any_number_that_changed_is_noticed(case):
     inputs, workspace = make_inputs(case[1], "cpu"), Workspace(epoch=7)
     assert launch(case, inputs, workspace) is None
@@ -100,6 +109,25 @@ def test_any_number_that_changed_is_noticed(case):
         works = expected[:, 0] != -1
         assert torch.equal(of_ctas[:, 0], expected[:, 0])
         assert torch.equal(of_ctas[works][:, numbers], expected[works][:, numbers])
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case[0].copy == "bulk"])
+def test_a_wrong_first_copy_is_dropped(name):
+    case = CASES[name]
+    inputs, workspace = make_inputs(case[1], "cpu"), Workspace(epoch=7)
+    assert launch(case, inputs, workspace) is None
+    build = launch_on(inputs, case[0], case[2]).build
+    of_ctas = workspace.kept.view(-1, build.kept_stride(inputs.batch))
+    of_warps = of_ctas[:, 16 : 16 + 4 * build.warps].unflatten(1, (-1, 4))
+    generator = torch.Generator().manual_seed(5)
+    for least, most in (
+        (torch.tensor([0, 0, 0]), torch.tensor([inputs.batch, inputs.kv_heads, inputs.context])),
+        (torch.tensor([-1 << 31] * 3), torch.tensor([1 << 31] * 3)),
+    ):
+        drawn = torch.rand(of_warps[..., 1:].shape, generator=generator, dtype=torch.float64)
+        of_warps[..., 0] = of_ctas[:, 10:11]  # the launch's key
+        of_warps[..., 1:] = (least + drawn * (most - least)).floor().int()
+        assert launch(case, inputs, workspace) is None
 
 
 def test_another_launch_has_another_key():

@@ -47,9 +47,9 @@ LEAN: dict[str, list[Mutation]] = {
         ("copy.cuh", "miss this phase.\n    __syncwarp();", "miss this phase."),
         ("copy.cuh", "mbarrier_try_wait_parity(warp.barriers, 0);", ""),
         ("copy.cuh", "parity = 1;", "parity = 0;"),
-        ("lean.cu", " && part.chunk < part.chunks)", ")"),
-        ("lean.cu", "works && range.is_first_split()", "works"),
-        ("copy.cuh", "(Build::stages - empty_stages) * RANGE_WARPS", "0"),
+        ("copy.cuh", "if (drops && next_stage == 0) {", "if (false) {"),
+        ("copy.cuh", "sequence == other.sequence &&", "true &&"),
+        ("copy.cuh", "stage = next_stage = 1;", "next_stage = 1;"),
         ("schedule.cuh", "head = unit - position.sequence * each", "head = 0"),
     ],
     "short sequences in clusters": [
@@ -114,7 +114,11 @@ LEAN: dict[str, list[Mutation]] = {
         ("schedule.cuh", "if (Build::equal_splits || (Build::ragged", "if ((Build::ragged")
     ],
     "equal splits of clusters": [
-        ("schedule.cuh", "(Build::equal_splits ? ranges - output_tiles : 0)", "0")
+        (
+            "schedule.cuh",
+            "(Build::equal_splits ? gridDim.x / Build::cluster - p.batch * head_tiles(p) : 0)",
+            "0",
+        )
     ],
     "V of its own head_dim": [("copy.cuh", "if (column < V_COLUMNS)", "")],
     "scales of pages": [
@@ -125,7 +129,7 @@ LEAN: dict[str, list[Mutation]] = {
         ("copy.cuh", "Build::page_scales) {\n      cp_async_wait", "false) {\n      cp_async_wait"),
     ],
     "scales of tokens": [("attend.cuh", "(Build::box < 8 ? lane / 4 : 0)", "0")],
-    "scales of pages in clusters": [("lean.cu", "ring.complete_guess(p, warp, part);", ";")],
+    "scales of pages in clusters": [("copy.cuh", "warp.copy_scales(p, next, 0, 0);", ";")],
 }
 APPEND: dict[str, list[Mutation]] = {
     "rotated": [
