@@ -18,10 +18,11 @@ struct WorkRange {
 
   // Build::ragged: returns the longest split with which no range crosses an output tile's boundary,
   // and how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
-  DEVICE int longest_split(const Params &p, int lane, const Lengths &lengths, int ranges,
+  // `least`: of its LeanTiles.
+  DEVICE int longest_split(const Params &p, int lane, const Lengths &lengths, int ranges, int least,
                            int output_tiles, int real, int &used) const {
     if (ranges < output_tiles) return 0;
-    const int share = divide(real + ranges - 1, ranges);
+    const int share = max(least, divide(real + ranges - 1, ranges));
     int shortest = share, count = 0;
     // Whole output tiles if a merge takes longer than splitting saves.
     const int merge_tiles = Build::column_groups > 1
@@ -196,7 +197,10 @@ struct WorkRange {
       // Ends are no divisible work, so the number of ranges follows from the real LeanTiles.
       used = min(ranges, least > 1 ? divide(real, least) : real);
       used = max(1, used);
-      longest = longest_split(p, lane, lengths, used, output_tiles, real, used);
+      // Short sequences need more ranges than a least share of all LeanTiles for each.
+      constexpr bool ALL_RANGES = Build::most_short_splits > 0;
+      longest = longest_split(p, lane, lengths, ALL_RANGES ? max(1, min(ranges, real)) : used,
+                              ALL_RANGES ? least : 1, output_tiles, real, used);
       // Row tiles that share K and V are in step:
       // leanbench.kernels.lean.cuda_schedule.whole_ranges.
       if (Build::q_len == 0 && Build::cluster == 1 && longest == 0 && p.longest_steps > 0 &&

@@ -68,7 +68,7 @@ DEVICE void add_scores(float (&s)[32], u32 shared, int column, bool adds) {
 // Starts S = Q K^T of a stage, column by column as they arrive.
 template <int STAGE>
 DEVICE void start_scores(float (&s)[32], u32 shared, int filled) {
-#pragma unroll 1
+#pragma unroll
   for (int i = 0; i < QUERY_COLUMNS; i++) {
     const int column = column_in_turn(STAGE, i);
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
@@ -86,11 +86,12 @@ DEVICE void clear_end(u32 shared, int filled, int tokens) {
 #pragma unroll 1
   for (int column = 0; column < QUERY_COLUMNS; column++)
     mbarrier_try_wait_parity(shared + full_at(STAGE, column), filled % 2);
-  const int pieces = (TILE - tokens) * 8;
+  const int place = threadIdx.x % 128;
 #pragma unroll 1
-  for (int i = threadIdx.x % 128; i < pieces * (VALUES / 64); i += 128)
-    st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN + tokens * 128 + i % pieces * 16,
-                 0);
+  for (int token = tokens + place / 8; token < TILE; token += 16)
+#pragma unroll
+    for (int column = 0; column < VALUES / 64; column++)
+      st_shared_v4(shared + STAGE_AT<STAGE> + column * COLUMN + token * 128 + place % 8 * 16, 0);
   fence_proxy_async_shared_cta();
   bar_sync(OF_WARPGROUP + STAGE, 128);
 }
