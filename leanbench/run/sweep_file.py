@@ -21,7 +21,6 @@ from pydantic import (
 )
 
 from leanbench.core.axes import AXES
-from leanbench.core.axis import Axis
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import (
     InvalidValue,
@@ -81,8 +80,12 @@ def _validator(read: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(checked)
 
 
-def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
-    """Return a validator that joins numbers and lists, and parses them like a flag."""
+def _reads(parse: Callable[[str], tuple[Any, ...]], weighs: bool = False) -> BeforeValidator:
+    """Return a validator that joins numbers and lists, and parses them like a flag.
+
+    Args:
+        weighs: Keep values that stand in a list several times.
+    """
 
     def read(value: Any) -> tuple[Any, ...]:
         items = value if isinstance(value, list) else [value]
@@ -91,6 +94,8 @@ def _reads(parse: Callable[[str], tuple[Any, ...]]) -> BeforeValidator:
             raise UserError(
                 f"{in_toml(value)} is invalid: write {switch}a number, a string or a list of them"
             )
+        if weighs:
+            return tuple(value for item in items for value in parse(str(item)))
         return parse(",".join(map(str, items)))
 
     return _validator(read)
@@ -115,12 +120,16 @@ class _Keys(BaseModel):
         return {name: value for name in AXES if (value := getattr(self, name)) is not None}
 
 
-def _key(axis: Axis) -> Any:
-    return Annotated[tuple[Any, ...] | None, _reads(axis.parse)], None
+def _axes_table(name: str, weighs: bool = False) -> Any:
+    """Return a table with a key for each axis."""
+    keys: dict[str, Any] = {
+        axis.name: (Annotated[tuple[Any, ...] | None, _reads(axis.parse, weighs)], None)
+        for axis in AXES.values()
+    }
+    return create_model(name, __base__=_Keys, **keys)
 
 
-#: A table with a key for each axis.
-_Axes = create_model("_Axes", __base__=_Keys, **{name: _key(axis) for name, axis in AXES.items()})
+_Axes = _axes_table("_Axes")
 
 
 class GridTable(_Axes):
@@ -161,8 +170,10 @@ def _read_prefill(value: Any) -> int:
     return parse_number("prefill", str(value), _PREFILL, least=0)
 
 
-class DrawTable(_Axes):
-    """The `[draw]` of a sweep file: problems drawn from the values of its axes."""
+class DrawTable(_axes_table("_DrawnAxes", weighs=True)):
+    """The `[draw]` of a sweep file: problems drawn from the values of its axes. A value that stands
+    several times is drawn as often.
+    """
 
     count: Annotated[int, _whole(1, MOST_PROBLEMS)]
     seed: Annotated[int, _whole(0, MAX_SEED)] = 0

@@ -30,7 +30,7 @@ def serving(seed: int, count: int = 320) -> list[AttentionProblem]:
 def test_a_seed_draws_the_same_problems_in_every_process_and_version():
     assert [problem.label for problem in serving(1, 3)] == [
         "b4 h32 nragged1603x3338 d128 p64 c8192 bf16 NHD",
-        "b3 h20/4 n4099+16x2 d128 p64 c16384 bf16 HND",
+        "b3 h20/4 n4099+16x2 d128 p64 c16384 bf16 HND sinks",
         "b48 h8 nragged3123x65276 d256 c8192 fp16 HND",
     ]
     assert serving(1, 40) == serving(1)[:40]
@@ -52,8 +52,13 @@ def test_serving_draws_what_it_states():
         assert problem.max_context <= problem.cache_capacity
         assert 4096 <= problem.cache_capacity <= 256 * 1024
         assert (problem.q_heads, problem.kv_heads, problem.head_dim) in shapes
-    for axis in ("kv_layout", "page_size", "dtype"):
+    for axis in ("kv_layout", "page_size", "dtype", "kv_dtype"):
         assert min(Counter(getattr(problem, axis) for problem in problems).values()) > 60
+    # Values that stand several times are drawn as often.
+    weighed = ("kv_dtype", "same", 3 / 4), ("q_len", 1, 5 / 6), ("sinks", False, 6 / 7)
+    for axis, usual, share in weighed:
+        drawn_share = sum(getattr(problem, axis) == usual for problem in problems) / 320
+        assert abs(drawn_share - share) < 0.06
     assert {problem.head_dim for problem in problems} == {64, 80, 96, 128, 256}
     fills = sorted(problem.max_context / problem.cache_capacity for problem in problems)
     assert fills[0] < 0.01
