@@ -167,8 +167,8 @@ MUTATIONS: list[Mutation] = [
     ("scores.cuh", "overwritten.\n  bar_sync(OF_WARPGROUP + STAGE, 128);", "overwritten."),
     (
         "scores.cuh",
-        "st_shared_v4(shared + STAGE_AT<STAGE> + i / pieces * COLUMN",
-        "st_shared_v4(shared",
+        "st_shared_v4(shared + STAGE_AT<STAGE> + column * COLUMN",
+        "st_shared_v4(shared + STAGE_AT<STAGE>",
     ),
     (
         "mla.cu",

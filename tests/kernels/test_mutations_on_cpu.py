@@ -50,7 +50,6 @@ LEAN: dict[str, list[Mutation]] = {
         ("copy.cuh", "if (drops && next_stage == 0) {", "if (false) {"),
         ("copy.cuh", "sequence == other.sequence &&", "true &&"),
         ("copy.cuh", "stage = next_stage = 1;", "next_stage = 1;"),
-        ("schedule.cuh", "head = unit - position.sequence * each", "head = 0"),
     ],
     "short sequences in clusters": [
         ("lean.cu", "chunks <= Build::warps", "chunks <= 2 * Build::warps"),
@@ -78,11 +77,6 @@ LEAN: dict[str, list[Mutation]] = {
         ("attend.cuh", "part.first_seen(p, 0) - token", "0"),
         ("attend.cuh", "Build::window_right * p.window_right", "0"),
         ("attend.cuh", "max(part.leftpad, own", "max(0, own"),
-        (
-            "schedule.cuh",
-            "position.token = copy_start(position.",
-            "position.token = 0 * (position.",
-        ),
         ("attend.cuh", "fabsf(ahead +", "(ahead +"),
         ("tiles.cuh", "return token / Build::start_step * Build::start_step", "return token"),
     ],
@@ -112,13 +106,6 @@ LEAN: dict[str, list[Mutation]] = {
     ],
     "equal splits, host": [
         ("schedule.cuh", "if (Build::equal_splits || (Build::ragged", "if ((Build::ragged")
-    ],
-    "equal splits of clusters": [
-        (
-            "schedule.cuh",
-            "(Build::equal_splits ? gridDim.x / Build::cluster - p.batch * head_tiles(p) : 0)",
-            "0",
-        )
     ],
     "V of its own head_dim": [("copy.cuh", "if (column < V_COLUMNS)", "")],
     "scales of pages": [
