@@ -320,7 +320,7 @@ def test_column_groups_follow_from_what_the_host_knows():
 
 def test_column_groups_are_candidates_of_16_bit_caches():
     def groups(problem: AttentionProblem) -> list[int]:
-        return [config.column_groups for config in LEAN_MLA.candidate_configs(problem, H200)]
+        return [config.column_groups for config in LEAN_MLA.tuning_space(problem, H200)]
 
     assert groups(PROBLEM) == [1] * 8 + [2] * 3 + [4] * 3
     assert groups(replace(PROBLEM, kv_dtype="e4m3")) == [1] * 8
