@@ -5,10 +5,11 @@ of its bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from leanbench.attention import lean_attn_with_kvcache
@@ -27,6 +28,21 @@ def attend(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch
     }
     out, lse = lean_attn_with_kvcache(inputs.q, inputs.k_cache, inputs.v_cache, **options)
     return out, lse
+
+
+def sentences(
+    error: type[Exception],
+    calls: Iterable[Mapping[str, Any]],
+    call: Callable[..., object] = lean_attn_with_kvcache,
+) -> str:
+    """Return class and sentence with which `call` refuses each of these arguments, a line each."""
+    found = []
+    for arguments in calls:
+        with pytest.raises(error) as caught:
+            call(**arguments)
+        found.append(f"{caught.typename}: {caught.value}")
+        assert "\n" not in found[-1]
+    return "\n".join(found)
 
 
 def captured(

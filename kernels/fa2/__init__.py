@@ -14,7 +14,6 @@ from leanbench.kernels.fa2.configs import (
     triton_heuristic,
 )
 from leanbench.kernels.launch import TritonLaunch
-from leanbench.kernels.lean.cuda_masks import as_seen
 from leanbench.kernels.lean.cuda_splits import EqualSplitsCuda
 from leanbench.kernels.lean.implementations import Implementations
 from leanbench.kernels.triton_kernel import TritonKernel
@@ -67,18 +66,14 @@ class Fa2Cuda(EqualSplitsCuda[Fa2CudaConfig]):
     source = "Dao 2023, arXiv 2307.08691; this project's CUDA C++ kernel"
     config_types = (Fa2CudaConfig,)
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
-        if problem.lengths_on == "device" or problem.leftpad:
-            return self.any_length_config(problem.known_to_host, gpu)
-        return cuda_heuristic(as_seen(problem), gpu)
+    def host_config(self, problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
+        return cuda_heuristic(problem, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> Fa2CudaConfig:
         return cuda_any_length(problem, gpu)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[Fa2CudaConfig]:
-        return list(
-            dict.fromkeys([self.default_config(problem, gpu), *cuda_candidates(problem, gpu)])
-        )
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[Fa2CudaConfig]:
+        return list(cuda_candidates(problem, gpu))
 
 
 _TRITON, _CUDA = Fa2Triton(), Fa2Cuda()

@@ -71,23 +71,14 @@ class FixedSplitCuda(EqualSplitsCuda[FixedSplitCudaConfig]):
     source = "Dao, Haziza, Massa, Sizov 2023, Flash-Decoding; this project's CUDA C++ kernel"
     config_types = (FixedSplitCudaConfig,)
 
-    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
-        if problem.lengths_on == "device" or problem.leftpad:
-            return self.any_length_config(problem.known_to_host, gpu)
-        return cuda_configs.cuda_heuristic(as_seen(problem), gpu)
+    def host_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
+        return cuda_configs.cuda_heuristic(problem, gpu)
 
     def any_length_config(self, problem: AttentionProblem, gpu: GpuSpec) -> FixedSplitCudaConfig:
         return cuda_configs.any_length_heuristic(as_seen(problem), gpu)
 
-    def candidate_configs(
-        self, problem: AttentionProblem, gpu: GpuSpec
-    ) -> list[FixedSplitCudaConfig]:
-        seen = as_seen(problem)
-        return list(
-            dict.fromkeys(
-                [self.default_config(problem, gpu), *cuda_configs.cuda_candidates(seen, gpu)]
-            )
-        )
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[FixedSplitCudaConfig]:
+        return list(cuda_configs.cuda_candidates(as_seen(problem), gpu))
 
 
 _TRITON, _CUDA = FixedSplitTriton(), FixedSplitCuda()

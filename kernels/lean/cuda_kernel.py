@@ -102,11 +102,6 @@ class LeanCuda(Kernel[LeanCudaConfig]):
         )
         return fitted(config, problem, gpu)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
-        return list(
-            dict.fromkeys([self.default_config(problem, gpu), *self.tuning_space(problem, gpu)])
-        )
-
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanCudaConfig]:
         return cuda_settings.space(cuda_settings.known(problem.own), gpu)
 

@@ -6,6 +6,7 @@ split, computed by a CTA) and of FlashDecoding.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from leanbench.kernels.lean.configs import EqualSplitsConfig
 from leanbench.kernels.lean.cuda_build import CudaBuild, refusal_of_fp8, rows_of
 from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS, LeanCuda, missing
-from leanbench.kernels.lean.cuda_masks import dealt_lengths
+from leanbench.kernels.lean.cuda_masks import as_seen, dealt_lengths
 from leanbench.kernels.lean.cuda_settings import (
     TILE_ROWS,
     TILE_TOKENS,
@@ -67,8 +68,14 @@ class EqualSplitsCuda(Kernel[ConfigT]):
             problem.kv_dtype, problem.head_dim, problem.value_dim, self.name
         ) or missing(self.name)
 
-    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        return self.candidate_configs(problem, gpu)
+    @abstractmethod
+    def host_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
+        """Return settings for lengths known to the host."""
+
+    def default_config(self, problem: AttentionProblem, gpu: GpuSpec) -> ConfigT:
+        if problem.lengths_on == "device" or problem.leftpad:
+            return self.any_length_config(problem.known_to_host, gpu)
+        return self.host_config(as_seen(problem), gpu)
 
     def schedule(self, problem: AttentionProblem, config: ConfigT, gpu: GpuSpec) -> Schedule | None:
         build = CudaBuild.of(problem, config)

@@ -46,9 +46,6 @@ class LeanTriton(TritonKernel[LeanTritonConfig]):
     def batch_invariant_config(self, problem: AttentionProblem, gpu: GpuSpec) -> LeanTritonConfig:
         return triton_configs.batch_invariant(problem, gpu)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
-        return triton_configs.candidates(problem, gpu)
-
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[LeanTritonConfig]:
         return triton_configs.candidates(problem, gpu)
 

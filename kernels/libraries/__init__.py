@@ -1,6 +1,6 @@
 """Adapters of widely used attention libraries, measured unchanged and run only on request."""
 
-from leanbench.kernels.libraries.cudnn_best import CudnnBest
+from leanbench.kernels.libraries.best_mode import CudnnBest, FlashInferBest
 from leanbench.kernels.libraries.cudnn_frontend import CudnnFrontend, CudnnFrontendLse
 from leanbench.kernels.libraries.flash_attn_2 import FlashAttn, FlashDecoding
 from leanbench.kernels.libraries.flash_attn_3 import FlashAttn3, FlashAttn3Best
@@ -9,7 +9,6 @@ from leanbench.kernels.libraries.flash_infer import (
     FlashInferCudaCores,
     FlashInferPersistent,
 )
-from leanbench.kernels.libraries.flash_infer_best import FlashInferBest
 from leanbench.kernels.libraries.flash_infer_cascade import FlashInferCascade
 from leanbench.kernels.libraries.flash_infer_mla import FlashInferMla
 from leanbench.kernels.libraries.flash_infer_single import (

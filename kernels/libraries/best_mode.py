@@ -1,13 +1,26 @@
-"""A library in its best mode: the fastest of several of its kernels, timed in every cell."""
+"""Libraries in their best mode: the fastest of several of their kernels, timed in every cell."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from leanbench.kernels.libraries.cudnn_frontend import CudnnFrontend, CudnnFrontendLse
+from leanbench.kernels.libraries.flash_infer import (
+    FlashInfer,
+    FlashInferCudaCores,
+    FlashInferKernel,
+    FlashInferPersistent,
+)
+from leanbench.kernels.libraries.flash_infer_single import (
+    FlashInferSingle,
+    FlashInferSingleCudaCores,
+)
 from leanbench.kernels.libraries.library import LibraryKernel
+from leanbench.kernels.libraries.sdpa import Cudnn, CudnnLse
 
-from leanbench.core.config import KernelConfig
+from leanbench.core.config import KernelConfig, word
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.problem import AttentionProblem
 
@@ -59,3 +72,58 @@ class BestMode(LibraryKernel):
 
     def _mode(self, config: Any) -> LibraryKernel:
         return next(mode for mode in self.modes if mode.name == config.mode)
+
+
+_CUDNN_MODES = (Cudnn(), CudnnLse(), CudnnFrontend(), CudnnFrontendLse())
+
+
+@dataclass(frozen=True)
+class CudnnMode(KernelConfig):
+    """API through which cuDNN is called."""
+
+    mode: str = word(*(mode.name for mode in _CUDNN_MODES))
+
+
+class CudnnBest(BestMode):
+    """cuDNN in its best mode. Only the output is checked: not every mode writes an LSE."""
+
+    name = "cudnn_best"
+    title = (
+        "cuDNN's attention, the fastest of torch's call and its own front end's, each with and"
+        " without the LSE, timed in every cell; the config names it"
+    )
+    source = "NVIDIA cuDNN, the version that torch loads"
+    modes = _CUDNN_MODES
+    head_dims = CudnnFrontend.head_dims
+    max_q_len = CudnnFrontend.max_q_len
+    axes = CudnnFrontend.axes
+    lse_base = None
+    config_types = (CudnnMode,)
+
+
+#: The first takes any problem.
+_FLASHINFER_MODES = (
+    FlashInfer(),
+    FlashInferCudaCores(),
+    FlashInferPersistent(),
+    FlashInferSingle(),
+    FlashInferSingleCudaCores(),
+)
+
+
+@dataclass(frozen=True)
+class FlashInferMode(KernelConfig):
+    """Kernel of FlashInfer that runs."""
+
+    mode: str = word(*(mode.name for mode in _FLASHINFER_MODES))
+
+
+class FlashInferBest(BestMode, FlashInferKernel):
+    name = "flashinfer_best"
+    title = (
+        "FlashInfer in the fastest of its modes that are right, timed in every cell; the config"
+        " names it"
+    )
+    modes = _FLASHINFER_MODES
+    axes = FlashInfer.axes
+    config_types = (FlashInferMode,)

@@ -145,7 +145,7 @@ class LeanMla(Kernel[MlaConfig]):
             column_groups = _groups_of_short_lengths(deals)
         return MlaConfig(least, align_grid=True, column_groups=column_groups)
 
-    def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
+    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
         most = most_groups(problem.value_dim, problem.kv_dtype)
         grouped = [groups for groups in (2, 4) if groups <= most]
         return [
@@ -156,9 +156,6 @@ class LeanMla(Kernel[MlaConfig]):
             ),
             *(MlaConfig(tiles, True, groups) for groups in grouped for tiles in (1, 2, 4)),
         ]
-
-    def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
-        return self.candidate_configs(problem, gpu)
 
     def compile(
         self, problem: AttentionProblem, config: MlaConfig, capability: tuple[int, int]

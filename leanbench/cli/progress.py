@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from leanbench.cli import output
 
@@ -20,15 +20,10 @@ _BAR = 24
 _LINE_EVERY_S = 5.0
 
 
-class SweepProgress:
-    """Observer of run_cells with a progress bar. Use it as a context manager.
+class _Bars:
+    """Progress bars in a terminal, lines elsewhere. Use it as a context manager."""
 
-    Args:
-        total: Cells to finish.
-        repeat: Processes that measure each of them.
-    """
-
-    def __init__(self, total: int, *, quiet: bool, repeat: int = 1) -> None:
+    def __init__(self, *, quiet: bool, **options: Any) -> None:
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -39,12 +34,7 @@ class SweepProgress:
 
         self._console = output.console(stderr=True)
         self._lines = not quiet and not self._console.is_terminal
-        self._last_line_s = time.monotonic()
-        self._done, self._total, self._repeat = 0, total, repeat
-        #: Processes that have measured a cell without a row.
-        self._processes: Counter[str] = Counter()
-        #: Warnings printed so far.
-        self._warnings: set[str] = set()
+        self._last_line_s = float("-inf")
         self._bar = Progress(
             BarColumn(bar_width=_BAR),
             MofNCompleteColumn(),
@@ -53,17 +43,47 @@ class SweepProgress:
             TextColumn("{task.description}"),
             console=self._console,
             disable=quiet or self._lines,
-            # Cells take from milliseconds to minutes: estimate from all of them.
-            speed_estimate_period=86_400,
+            **options,
         )
-        self._task = self._bar.add_task("starting the worker", total=total * repeat)
 
-    def __enter__(self) -> SweepProgress:
+    def __enter__(self) -> Self:
         self._bar.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Clear the bars."""
         self._bar.stop()
+
+    def _is_line_due(self) -> bool:
+        """Return True now and then where there is no bar."""
+        now_s = time.monotonic()
+        if not self._lines or now_s - self._last_line_s < _LINE_EVERY_S:
+            return False
+        self._last_line_s = now_s
+        return True
+
+
+class SweepProgress(_Bars):
+    """Observer of run_cells with a progress bar.
+
+    Args:
+        total: Cells to finish.
+        repeat: Processes that measure each of them.
+    """
+
+    def __init__(self, total: int, *, quiet: bool, repeat: int = 1) -> None:
+        # Cells take from milliseconds to minutes: estimate from all of them.
+        super().__init__(quiet=quiet, speed_estimate_period=86_400)
+        self._last_line_s = time.monotonic()
+        self._done, self._total, self._repeat = 0, total, repeat
+        #: Processes that have measured a cell without a row.
+        self._processes: Counter[str] = Counter()
+        #: Warnings printed so far.
+        self._warnings: set[str] = set()
+        self._task = self._bar.add_task("starting the worker", total=total * repeat)
 
     def starts(self, cell: Cell, process: int = 1) -> None:
         label = cell.label
@@ -78,10 +98,8 @@ class SweepProgress:
 
     def _say_now_and_then(self, label: str) -> None:
         """Print what is measured where there is no bar and no row of late."""
-        now_s = time.monotonic()
-        if not self._lines or now_s - self._last_line_s < _LINE_EVERY_S:
+        if not self._is_line_due():
             return
-        self._last_line_s = now_s
         left_s = self._bar.tasks[0].time_remaining
         left = "" if left_s is None else f", about {output.duration(left_s)} left"
         output.say(f"[{self._done}/{self._total}] {label}{left}")
@@ -115,43 +133,13 @@ class SweepProgress:
         return warning
 
 
-class TuneProgress:
-    """Progress bars of a tuning. Use it as a context manager."""
+class TuneProgress(_Bars):
+    """Progress bars of a tuning."""
 
     def __init__(self, *, quiet: bool) -> None:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        console = output.console(stderr=True)
-        self._lines = not quiet and not console.is_terminal
-        self._last_line_s = float("-inf")
-        self._bar = Progress(
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            disable=quiet or self._lines,
-        )
+        super().__init__(quiet=quiet)
         self._compiling = self._bar.add_task("starting compilers", total=None)
         self._timing = self._bar.add_task("timing", total=None, visible=False)
-
-    def __enter__(self) -> TuneProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Clear the bars."""
-        self._bar.stop()
 
     def compiling(self, done: int, total: int) -> None:
         self._bar.update(
@@ -170,8 +158,5 @@ class TuneProgress:
         self._say(f"timing {call.label}, call {done + 1} of {total}")
 
     def _say(self, line: str, *, last: bool = False) -> None:
-        """Print a line now and then where there is no bar."""
-        now_s = time.monotonic()
-        if self._lines and (last or now_s - self._last_line_s >= _LINE_EVERY_S):
-            self._last_line_s = now_s
+        if (last and self._lines) or self._is_line_due():
             output.say(line)

@@ -282,9 +282,11 @@ class Kernel(ABC, Generic[ConfigT]):
         return None
 
     def candidate_configs(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
-        """Return the candidates of `--configs best`, the default among them."""
-        config = self.default_config(problem, gpu)
-        return [] if config is None else [config]
+        """Return the candidates of `--configs best`: the default, and those of `leanbench tune`."""
+        configs = dict.fromkeys(
+            [self.default_config(problem, gpu), *self.tuning_space(problem, gpu)]
+        )
+        return [config for config in configs if config is not None]
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[ConfigT]:
         """Return the candidates of `leanbench tune`, those expected to be fastest first if a model

@@ -5,12 +5,12 @@ The worker starts it as ``python -m leanbench.measure.follower RANK SIZE PORT DE
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import traceback
 
+from leanbench.core.parent import die_with_parent
 from leanbench.measure.options import MeasureOptions
 
 
@@ -18,9 +18,7 @@ def main() -> None:
     # Ctrl-C reaches every process of a terminal. The worker decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, size, port, device = map(int, sys.argv[1:])
-    if sys.platform == "linux":
-        # "Signal me when my parent dies."
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    die_with_parent(os.getppid())
     from leanbench.measure.instruments import open_instruments
     from leanbench.measure.ranks import FAILED_FOLLOWER, join, leave
     from leanbench.measure.shared import follow

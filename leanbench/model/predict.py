@@ -164,7 +164,7 @@ def _predicted(
 def _latent(problem: AttentionProblem, configs: str | KernelConfig, spec: GpuSpec) -> Outcome:
     choice = lookup.resolve(LEAN_MLA, problem, spec, configs)
     if configs == "best":
-        every = LEAN_MLA.candidate_configs(problem, spec)
+        every = LEAN_MLA.tuning_space(problem, spec)
         config = min(every, key=lambda config: latent_us(problem, config, spec))
         why = f"the fastest of {len(every)} that were predicted for this cell"
         choice = lookup.Choice(config, f"best of {len(every)}", why)

@@ -6,16 +6,18 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from leanbench.core.quantities import TIMED
+from leanbench.measure.timing import median_interval
 from leanbench.records.directory import RunDirectory
+from leanbench.records.standing import spread_of_processes
 from leanbench.run.cells import Cell
 from leanbench.run.problem_runner import Budget, CellResult, ProblemRunner
-from leanbench.run.repeats import of_processes
 from leanbench.run.worker_process import WorkerTarget
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ class LocalExecutor:
                 for cell in cells:
                     of_cell = results.get(cell.key, [])
                     if cell.key in failed or len(of_cell) == self._repeat:
-                        yield of_processes(of_cell)
+                        yield _of_processes(of_cell)
 
     def close(self) -> None:
         self._runner.close()
@@ -207,3 +209,35 @@ def _stop_on_signals() -> Iterator[None]:
         for number, before in handled.items():
             if signal.getsignal(number) is stop:
                 signal.signal(number, before)
+
+
+def _of_processes(results: Sequence[CellResult]) -> CellResult:
+    """Return the result of the process with the median latency (of two, the lower one).
+
+    Its interval becomes one over processes, which includes its own. A result without a latency is
+    the cell's: the kernel failed.
+    """
+    failed = next((each for each in results if each.row.status not in TIMED), None)
+    if failed is not None:
+        return failed
+    latencies_us = [each.row.latency_us for each in results if each.row.latency_us is not None]
+    ordered = sorted(results, key=lambda each: each.row.latency_us or 0.0)
+    median = ordered[(len(ordered) - 1) // 2]
+    row = median.row
+    low, high = median_interval(latencies_us)
+    noisy = next((each.row for each in [median, *results] if each.row.status == "noisy"), row)
+    warnings = [warning for each in results for warning in each.row.warnings or ()]
+    changed = {
+        "latency_ci_low_us": min(low, row.latency_ci_low_us or low),
+        "latency_ci_high_us": max(high, row.latency_ci_high_us or high),
+        "processes": len(results),
+        "process_spread": spread_of_processes(latencies_us),
+        "status": noisy.status,
+        "reason": noisy.reason,
+        "warnings": list(dict.fromkeys(warnings)),
+        "wall_s": round(sum(each.row.wall_s for each in results), 3),
+    }
+    samples = median.samples
+    if samples is not None:
+        samples = samples.model_copy(update={"processes_us": latencies_us})
+    return replace(median, row=row.model_copy(update=changed), samples=samples)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_calls import sentences
 from forms import INT32, half, numbers
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
@@ -74,48 +75,37 @@ def test_heads_of_a_latent_cache_that_are_not_aligned_are_refused_before_any_lau
     assert not latent
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"softmax_scale": 10**400}, "softmax_scale is of type int: expected a number"),
-        ({"softcap": 10**400}, "softcap is of type int: expected 0 for none"),
-        ({"softcap": torch.zeros(2)}, "softcap is tensor"),
-        ({"batch_invariant": np.array([True, False])}, "batch_invariant is array"),
-        ({"return_softmax_lse": "yes"}, "return_softmax_lse is 'yes': expected True or False"),
-        ({"causal": np.array([True, False])}, "causal is array"),
-        ({"max_seqlen_q": True, "cu_seqlens_q": numbers(0, 1)}, "max_seqlen_q is True"),
-        ({"cu_seqlens_q": torch.tensor(0, dtype=INT32)}, r"cu_seqlens_q is \(\): expected"),
-        ({"k": np.zeros((50, 50)), "v": half(1)}, "k is of type ndarray: expected a tensor"),
-        (
-            {"k": half(1, 0, 2, 64), "v": half(1, 0, 2, 64), "cache_seqlens": 3},
-            r"k is \(1, 0, 2, 64\), which has a size 0: leave k and v out",
-        ),
-        (
-            {**dict.fromkeys("kv", half(1, 2, 64)), "cu_seqlens_k_new": [0, 1], "cache_seqlens": 3},
-            r"cu_seqlens_k_new is \[0, 1\]: expected a tensor",
-        ),
-    ],
-)
-def test_odd_arguments_get_a_sentence(options, sentence):
-    packed = "cu_seqlens_q" in options
-    q, cache = half(1, 4, 64) if packed else half(1, 1, 4, 64), half(1, 40, 2, 64)
-    with pytest.raises(ValueError, match=sentence) as caught:
-        lean_attn_with_kvcache(q, cache, cache.clone(), **options)
-    assert len(str(caught.value)) < 300
+ODD: list[dict[str, Any]] = [
+    {"softmax_scale": 10**400},
+    {"softcap": 10**400},
+    {"softcap": torch.zeros(2)},
+    {"batch_invariant": np.array([True, False])},
+    {"return_softmax_lse": "yes"},
+    {"causal": np.array([True, False])},
+    {"max_seqlen_q": True, "q": half(1, 4, 64), "cu_seqlens_q": numbers(0, 1)},
+    {"q": half(1, 4, 64), "cu_seqlens_q": torch.tensor(0, dtype=INT32)},
+    {"k": np.zeros((50, 50)), "v": half(1)},
+    {"k": half(1, 0, 2, 64), "v": half(1, 0, 2, 64), "cache_seqlens": 3},
+    {**dict.fromkeys("kv", half(1, 2, 64)), "cu_seqlens_k_new": [0, 1], "cache_seqlens": 3},
+]
+ODD_LATENT: list[dict[str, Any]] = [
+    {"return_softmax_lse": [True]},
+    {"head_dim_v": torch.tensor([512, 1])},
+    {"softmax_scale": 10**400},
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"return_softmax_lse": [True]}, r"return_softmax_lse is \[True\]: expected True or False"),
-        ({"head_dim_v": torch.tensor([512, 1])}, "only 512 is supported"),
-        ({"softmax_scale": 10**400}, "softmax_scale is of type int: pass a number above 0"),
-    ],
-)
-def test_odd_arguments_of_latent_calls_get_one_too(options, sentence, latent):
-    q, cache = torch.zeros(1, 1, 4, 576).bfloat16(), torch.zeros(1, 40, 576).bfloat16()
-    with pytest.raises(ValueError, match=sentence):
-        lean_mla_with_kvcache(q, cache, **options)
+def test_odd_arguments_get_a_sentence(snapshot, latent):
+    """The snapshot has the sentence of each."""
+    cache = half(1, 40, 2, 64)
+    call = {"q": half(1, 1, 4, 64), "k_cache": cache, "v_cache": cache.clone()}
+    assert sentences(ValueError, [{**call, **options} for options in ODD]) == snapshot
+    call = {
+        "q": torch.zeros(1, 1, 4, 576).bfloat16(),
+        "kv_cache": torch.zeros(1, 40, 576).bfloat16(),
+    }
+    calls = [{**call, **options} for options in ODD_LATENT]
+    assert sentences(ValueError, calls, lean_mla_with_kvcache) == snapshot
     assert not latent
 
 

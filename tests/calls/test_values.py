@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import sentences
 from every_kind import KINDS, PLAIN, called, take_every_kind
 
 from leanbench.attention import checks, lean_attn_with_kvcache, lean_mla_with_kvcache
@@ -37,59 +38,29 @@ def rotary(rows: int, columns: int) -> dict[str, Any]:
 
 #: Two sequences with new tokens of their own number.
 UNEVEN: dict[str, Any] = {"k": NEW[0], "v": NEW[0]}
-#: Arguments, and what a sentence names: the value, its sequence and the limit.
-BAD: list[tuple[dict[str, Any], str]] = [
-    ({"cache_seqlens": int32(3, -1)}, r"^cache_seqlens\[1\] is -1: expected 0 to 8, .* room for$"),
-    (
-        {**APPEND, "cache_seqlens": int32(6, 2)},
-        r"^cache_seqlens\[0\] is 6: expected 0 to 5, .*, less the 3 appended$",
-    ),
-    (
-        {"cache_seqlens": int32(3, 7), "cache_leftpad": int32(3, 8)},
-        r"^cache_leftpad\[1\] is 8: expected 0 to the sequence's 7 tokens$",
-    ),
-    (
-        {**APPEND, **rotary(6, 16), "cache_seqlens": int32(2, 4)},
-        r"^cache_seqlens\[1\] is 4: expected 0 to 3, so that rotary_cos has a row for new tokens$",
-    ),
-    (
-        {**APPEND, **rotary(8, 8), "cache_seqlens": int32(3, 2), "rotary_seqlens": int32(0, -1)},
-        r"^rotary_seqlens\[1\] is -1: expected 0 to 7, rows of rotary_cos$",
-    ),
-    ({"cache_batch_idx": int32(1, 2)}, r"^cache_batch_idx\[1\] is 2: expected 0 to 1"),
-    (
-        {**APPEND, "cache_seqlens": int32(3, 2), "cache_batch_idx": int32(1, 1)},
-        r"^cache_batch_idx\[0\] and \[1\] are both 1: ",
-    ),
-    ({**TABLE, "cache_seqlens": int32(17, 8)}, r"^block_table\[0, 2\] is 9: expected 0 to 4"),
-    (
-        {**TABLE, **APPEND, "cache_seqlens": int32(13, 6)},
-        r"^block_table\[1, 1\] is -1: expected 0 to 4",
-    ),
-    ({**PACKED, "cu_seqlens_q": int32(0, 4, 3)}, "^cu_seqlens_q goes from 4 to 3 in sequence 1: "),
-    ({**PACKED, "cu_seqlens_q": int32(0, 4, 6)}, "^cu_seqlens_q goes from 0 to 6: .* 5 tokens"),
-    (
-        {**PACKED, "cu_seqlens_q": int32(0, 0, 5)},
-        "^cu_seqlens_q goes from 0 to 5 in sequence 1: .* at most max_seqlen_q, 4$",
-    ),
-    (
-        {
-            **PACKED,
-            **APPEND,
-            "cu_seqlens_q": int32(0, 5, 5),
-            "max_seqlen_q": 5,
-            "cache_seqlens": int32(2, 2),
-        },
-        "^cu_seqlens_q has no query token for sequence 1",
-    ),
-    (
-        {**UNEVEN, "cache_seqlens": int32(0, 7), "cu_seqlens_k_new": int32(0, 1, 3)},
-        "^cu_seqlens_k_new has 2 tokens for sequence 1, which has 7: expected at most the 8 ",
-    ),
-    (
-        {**UNEVEN, "cache_seqlens": int32(0, 0), "cu_seqlens_k_new": int32(0, 3, 2)},
-        "^cu_seqlens_k_new goes from 3 to 2 in sequence 1: ",
-    ),
+#: The snapshot has the sentence of each: the value, its sequence and the limit.
+BAD: list[dict[str, Any]] = [
+    {"cache_seqlens": int32(3, -1)},
+    {**APPEND, "cache_seqlens": int32(6, 2)},
+    {"cache_seqlens": int32(3, 7), "cache_leftpad": int32(3, 8)},
+    {**APPEND, **rotary(6, 16), "cache_seqlens": int32(2, 4)},
+    {**APPEND, **rotary(8, 8), "cache_seqlens": int32(3, 2), "rotary_seqlens": int32(0, -1)},
+    {"cache_batch_idx": int32(1, 2)},
+    {**APPEND, "cache_seqlens": int32(3, 2), "cache_batch_idx": int32(1, 1)},
+    {**TABLE, "cache_seqlens": int32(17, 8)},
+    {**TABLE, **APPEND, "cache_seqlens": int32(13, 6)},
+    {**PACKED, "cu_seqlens_q": int32(0, 4, 3)},
+    {**PACKED, "cu_seqlens_q": int32(0, 4, 6)},
+    {**PACKED, "cu_seqlens_q": int32(0, 0, 5)},
+    {
+        **PACKED,
+        **APPEND,
+        "cu_seqlens_q": int32(0, 5, 5),
+        "max_seqlen_q": 5,
+        "cache_seqlens": int32(2, 2),
+    },
+    {**UNEVEN, "cache_seqlens": int32(0, 7), "cu_seqlens_k_new": int32(0, 1, 3)},
+    {**UNEVEN, "cache_seqlens": int32(0, 0), "cu_seqlens_k_new": int32(0, 3, 2)},
 ]
 
 
@@ -99,11 +70,9 @@ def prepared_for(monkeypatch) -> list[AttentionInputs]:
     return take_every_kind(monkeypatch)
 
 
-@pytest.mark.parametrize(("arguments", "words"), BAD, ids=[words for _, words in BAD])
-def test_values_out_of_range(arguments, words, prepared_for):
-    caches = {"k_cache": CACHE[:2].clone(), "v_cache": CACHE[:2].clone()}
-    with pytest.raises(ValueError, match=words):
-        lean_attn_with_kvcache(**{"q": Q, **caches, **arguments}, causal=True)
+def test_values_out_of_range(prepared_for, snapshot):
+    call = {"q": Q, "k_cache": CACHE[:2], "v_cache": CACHE[:2], "causal": True}
+    assert sentences(ValueError, [{**call, **arguments} for arguments in BAD]) == snapshot
     assert prepared_for == []
 
 

@@ -10,7 +10,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,10 +37,6 @@ def sweep(out: Path, *arguments: str) -> subprocess.Popen:
 def rows(out: Path) -> list[dict]:
     path = out / "r" / "results.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def wait_until(done: Callable[[], bool]) -> None:
@@ -85,9 +80,6 @@ def assert_one_fault(out: Path, kernel: str, status: str, reason: str) -> None:
         ("endless_loop", "timeout", "no result within 20 s"),
         ("device_assert", "crashed", "device-side assert"),
         ("too_large", "out_of_memory", "OutOfMemoryError"),
-        ("raises", "crashed", "^ZeroDivisionError: division by zero$"),
-        ("reads_null", "crashed", "ended by SIGSEGV"),
-        ("abort", "crashed", "ended by SIGABRT"),
     ],
 )
 def test_a_fault_costs_one_row_of_50(tmp_path, kernel, status, reason):
@@ -96,17 +88,6 @@ def test_a_fault_costs_one_row_of_50(tmp_path, kernel, status, reason):
     assert process.wait(timeout=240) == (0 if status == "out_of_memory" else 1)
     assert_one_fault(tmp_path, kernel, status, reason)
     assert used_bytes() - before < MEMORY_NOISE_BYTES
-
-
-def test_a_worker_that_is_killed_from_outside_costs_one_row_of_50(tmp_path, monkeypatch):
-    mark = tmp_path / "mark"
-    monkeypatch.setenv("LEANBENCH_DRILL_MARK", str(mark))
-    process = sweep(tmp_path, "--kernels", "fa2,waits", *ASKED, "--timeout", "90s")
-    wait_until(mark.exists)
-    for worker in children(process.pid):
-        os.kill(worker, signal.SIGKILL)
-    assert process.wait(timeout=240) == 1
-    assert_one_fault(tmp_path, "waits", "crashed", "ended by SIGKILL")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -122,39 +103,15 @@ def test_a_signal_stops_a_kernel_that_never_ends_and_frees_the_gpu(tmp_path, num
     wait_until(lambda: used_bytes() - before < MEMORY_NOISE_BYTES)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "reason"),
-    [
-        (
-            "changes_inputs",
-            "changes_inputs changed its inputs: Q, K, V or the lengths are not what they were",
-        ),
-        (
-            "other_stream",
-            "outputs were not written when the CUDA graph was replayed: part of the work ran on"
-            " another",
-        ),
-    ],
-)
-def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, reason):
-    """It is only wrong at 2048, between two right ones, which are still measured."""
-    options = (
-        "--kernels",
-        f"fa2,{kernel},lean",
-        "--context",
-        "1k,2k",
-        "--heads",
-        "8",
-        "--head-dim",
-        "64",
-    )
-    # A suspect row is no failure of the sweep.
-    assert sweep(tmp_path, *options).wait(timeout=120) == 0
+def test_a_suspect_row_ends_neither_the_sweep_nor_other_rows(tmp_path):
+    """The kernel is only wrong at 2048, between two right ones, which are still measured."""
+    options = "--kernels fa2,changes_inputs,lean --context 1k,2k --heads 8 --head-dim 64"
+    assert sweep(tmp_path, *options.split()).wait(timeout=120) == 0
     by_cell = {(row["kernel"], row["problem"]["context"]): row for row in rows(tmp_path)}
     assert len(by_cell) == len(rows(tmp_path)) == 6
-    suspect = by_cell.pop((kernel, 2048))
+    suspect = by_cell.pop(("changes_inputs", 2048))
     assert suspect["status"] == "suspect", suspect
-    assert reason in suspect["reason"]
+    assert suspect["reason"].startswith("changes_inputs changed its inputs")
     assert "latency_us" not in suspect
     for row in by_cell.values():
         assert row["status"] in ("ok", "noisy"), row
@@ -164,18 +121,7 @@ def test_a_kernel_whose_figures_would_mean_nothing_is_suspect(tmp_path, kernel, 
 
 
 def test_raw_samples_are_those_of_the_rows(tmp_path):
-    options = (
-        "--kernels",
-        "lean,fa2",
-        "--context",
-        "1k,4k",
-        "--heads",
-        "8",
-        "--head-dim",
-        "64",
-        "--cache",
-        "warm",
-    )
+    options = "--kernels lean,fa2 --context 1k,4k --heads 8 --head-dim 64 --cache warm".split()
     assert sweep(tmp_path, *options).wait(timeout=120) == 0
     samples = read_samples(tmp_path / "r")
     assert len(samples) == len(rows(tmp_path)) == 4
@@ -188,30 +134,3 @@ def test_raw_samples_are_those_of_the_rows(tmp_path):
         assert statistics.median(raw.crosscheck_us) == pytest.approx(row["crosscheck_us"], abs=1e-3)
     # Measured in turn: both kernels of a problem have a first round.
     assert all(raw.rounds[0] <= 10 for raw in samples.values())
-
-
-def test_killed_and_resumed_every_cell_once(tmp_path):
-    options = (
-        "--kernels",
-        "lean,fa2,fixed_split",
-        "--context",
-        "1k:32k:x2",
-        "--heads",
-        "8",
-        "--head-dim",
-        "64",
-    )
-    for turn in range(3):
-        process = sweep(tmp_path, *options, *(["--resume"] if turn else []))
-        done = len(rows(tmp_path))
-        deadline = time.monotonic() + 60
-        while len(rows(tmp_path)) < done + 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert sweep(tmp_path, *options, "--resume").wait(timeout=120) == 0
-    cells = Counter(row["cell"] for row in rows(tmp_path))
-    assert len(cells) == 18
-    assert set(cells.values()) == {1}
-    assert {row["status"] for row in rows(tmp_path)} <= {"ok", "noisy"}
-    assert set(read_samples(tmp_path / "r")) == set(cells)

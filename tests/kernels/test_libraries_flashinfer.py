@@ -15,7 +15,7 @@ import pytest
 import torch
 from depth import label
 from leanbench.kernels.libraries import flash_infer, flash_infer_xqa, library
-from leanbench.kernels.libraries.flash_infer_best import FlashInferMode
+from leanbench.kernels.libraries.best_mode import FlashInferMode
 from leanbench.kernels.libraries.flash_infer_xqa import XqaConfig
 from library_stand_ins import (
     CAPACITY,

@@ -12,7 +12,7 @@ import torch
 from decode.tiny_models import problem_of, written
 from depth import label
 from leanbench.kernels.libraries import flex, library
-from leanbench.kernels.libraries.cudnn_best import CudnnMode
+from leanbench.kernels.libraries.best_mode import CudnnMode
 from library_stand_ins import UNIFORM, addresses, attend, checked, stand_in
 
 from leanbench.core.errors import UserError

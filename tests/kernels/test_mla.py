@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import math
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from attention_calls import sentences
 from every_kind import take_latent_calls
 from forms import assert_form, gapped, misaligned, numbers, pages_of, plain_form
 from leanbench.kernels.lean.cuda_build import HOPPER
@@ -143,93 +143,65 @@ OF_HEADS, OUT = torch.zeros(2, 128, 2, 576).bfloat16(), torch.zeros(2, 1, 18, 51
 FP8_CACHE = CACHE.to(FP8)
 SCALED_ROWS = torch.zeros(2, 1, 1, 656).to(FP8)
 #: Arguments, and the argument and values that a message names.
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"q": Q[..., :512]}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 576)"),
-    ({"kv_cache": CACHE[:1]}, "q is (2, 1, 16, 576) and kv_cache (1, 128, 576)"),
-    ({"block_table": TABLE, "kv_cache": CACHE[0]}, "kv_cache (128, 576)"),
-    ({"block_table": TABLE, "kv_cache": CACHE[..., :512]}, "kv_cache (2, 128, 512)"),
-    ({"kv_cache": OF_HEADS[..., :500]}, "kv_cache (2, 128, 2, 500)"),
-    ({"q": Q[..., :512], "kv_cache": OF_HEADS}, "q is (2, 1, 16, 512) and kv_cache (2, 128, 2,"),
-    ({"kv_cache": OF_HEADS, "out": OUT}, "out is (2, 1, 18, 512) torch.bfloat16 with strides"),
-    ({"kv_cache": CACHE.to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
-    ({"kv_cache": OF_HEADS.to_sparse()}, "kv_cache is of layout torch.sparse_coo"),
-    ({"block_table": TABLE.to_sparse()}, "block_table is of layout torch.sparse_coo"),
-    ({"softmax_scale": 0.0}, "softmax_scale is 0.0"),
-    ({"softmax_scale": math.inf}, "softmax_scale is inf"),
-    ({"softmax_scale": "a"}, "softmax_scale is 'a'"),
-    ({"head_dim_v": 256}, "head_dim_v is 256: only 512"),
-    ({"kv_cache": CACHE.float()}, "q is torch.bfloat16 and kv_cache torch.float32"),
-    ({"q": Q.to(FP8)}, "q is torch.float8_e4m3fn and kv_cache torch.bfloat16"),
-    (
-        {"q": Q.to(FP8), "kv_cache": FP8_CACHE, "q_descale": torch.ones(3, 1)},
-        "q_descale is (3, 1) torch.float32: expected one number, or (2, 1)",
-    ),
-    ({"kv_cache": OF_HEADS[:, :, :1].expand(2, 128, 3, 576)}, "q has 16 heads, kv_cache 3"),
-    (
-        {"kv_cache": SCALED_ROWS.half(), "block_table": TABLE},
-        "q is torch.bfloat16 and kv_cache torch.float16: expected q",
-    ),
-    (
-        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q[..., :512]},
-        "columns), 576 columns of q for rows of 656 bytes, no size 0",
-    ),
-    (
-        {"kv_cache": torch.zeros(2, 1, 584, dtype=torch.uint8), "block_table": TABLE},
-        "kv_cache (2, 1, 584): expected (batch, q_len, q_heads, columns) and (pages, page_size,"
-        " columns), 656 bytes a row in torch.uint8",
-    ),
-    (
-        {"kv_cache": SCALED_ROWS},
-        "kv_cache is (2, 1, 1, 656): rows of 656 bytes are read one by one",
-    ),
-    (
-        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q.half()},
-        "q is torch.float16 and kv_cache torch.float8_e4m3fn with rows of 656 bytes: expected q in",
-    ),
-    (
-        {"kv_cache": SCALED_ROWS, "block_table": TABLE, "k_descale": torch.ones(1)},
-        "k_descale goes with rows of 576 numbers, those of kv_cache have scales inside",
-    ),
-    (
-        {"q": Q[..., :320].contiguous(), "kv_cache": CACHE[..., :320].contiguous().to(FP8)},
-        "kv_cache (2, 128, 1, 320) is torch.float8_e4m3fn: fp8 is for rows of 512 or 576 numbers",
-    ),
-    ({"kv_cache": FP8_CACHE, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
-    # The scale of q in 16 bits is ignored, the one of the cache is not.
-    ({"kv_cache": FP8_CACHE, "q_descale": 0.5, "k_descale": 0.5}, "k_descale is 0.5, on the host"),
-    ({"kv_cache": FP8_CACHE, "k_descale": torch.ones(2)}, "k_descale is (2,) torch.float32"),
-    ({"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).half()}, "k_descale is (1,) torch.fl"),
-    ({"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).to("meta")}, "k_descale is on meta"),
-    ({"causal": None}, "causal is None: expected True or False"),
+WRONG: list[dict[str, Any]] = [
+    {"q": Q[..., :512]},
+    {"kv_cache": CACHE[:1]},
+    {"block_table": TABLE, "kv_cache": CACHE[0]},
+    {"block_table": TABLE, "kv_cache": CACHE[..., :512]},
+    {"kv_cache": OF_HEADS[..., :500]},
+    {"q": Q[..., :512], "kv_cache": OF_HEADS},
+    {"kv_cache": OF_HEADS, "out": OUT},
+    {"kv_cache": CACHE.to_sparse()},
+    {"kv_cache": OF_HEADS.to_sparse()},
+    {"block_table": TABLE.to_sparse()},
+    {"softmax_scale": 0.0},
+    {"softmax_scale": math.inf},
+    {"softmax_scale": "a"},
+    {"head_dim_v": 256},
+    {"kv_cache": CACHE.float()},
+    {"q": Q.to(FP8)},
+    {"q": Q.to(FP8), "kv_cache": FP8_CACHE, "q_descale": torch.ones(3, 1)},
+    {"kv_cache": OF_HEADS[:, :, :1].expand(2, 128, 3, 576)},
+    {"kv_cache": SCALED_ROWS.half(), "block_table": TABLE},
+    {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q[..., :512]},
+    {"kv_cache": torch.zeros(2, 1, 584, dtype=torch.uint8), "block_table": TABLE},
+    {"kv_cache": SCALED_ROWS},
+    {"kv_cache": SCALED_ROWS, "block_table": TABLE, "q": Q.half()},
+    {"kv_cache": SCALED_ROWS, "block_table": TABLE, "k_descale": torch.ones(1)},
+    {"q": Q[..., :320].contiguous(), "kv_cache": CACHE[..., :320].contiguous().to(FP8)},
+    {"kv_cache": FP8_CACHE, "k_descale": 0.5},
+    {"kv_cache": FP8_CACHE, "q_descale": 0.5, "k_descale": 0.5},
+    {"kv_cache": FP8_CACHE, "k_descale": torch.ones(2)},
+    {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).half()},
+    {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).to("meta")},
+    {"causal": None},
 ]
 SCALE = torch.ones(1, requires_grad=True)
-NO_GRADIENT = "lean_mla_with_kvcache is for inference and has no gradient"
-UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"causal": torch.tensor([True, False])}, "does not support causal of each sequence, a tensor"),
-    ({"kv_cache": FP8_CACHE, "k_descale": SCALE}, NO_GRADIENT),
-    ({"q": Q.to(FP8), "kv_cache": FP8_CACHE, "q_descale": SCALE}, NO_GRADIENT),
-    ({"q": Q.clone().requires_grad_()}, NO_GRADIENT),
+UNSUPPORTED: list[dict[str, Any]] = [
+    {"causal": torch.tensor([True, False])},
+    {"kv_cache": FP8_CACHE, "k_descale": SCALE},
+    {"q": Q.to(FP8), "kv_cache": FP8_CACHE, "q_descale": SCALE},
+    {"q": Q.clone().requires_grad_()},
 ]
-NO_TENSOR: list[tuple[dict[str, Any], str]] = [
-    ({"q": None}, "q is of type NoneType"),
-    ({"kv_cache": [1.0]}, "kv_cache is of type list"),
-    ({"block_table": [[0, 1]]}, "block_table is of type list"),
-    ({"out": "out"}, "out is of type str"),
+NO_TENSOR: list[dict[str, Any]] = [
+    {"q": None},
+    {"kv_cache": [1.0]},
+    {"block_table": [[0, 1]]},
+    {"out": "out"},
 ]
 
 
-@pytest.mark.parametrize(
-    ("error", "arguments", "words"),
-    [
-        *((ValueError, *each) for each in WRONG),
-        *((TypeError, *each) for each in NO_TENSOR),
-        *((NotImplementedError, *each) for each in UNSUPPORTED),
-        (UserError, {}, "lean_mla_with_kvcache runs on Hopper GPUs, q is on cpu"),
-    ],
-)
-def test_wrong_arguments(error, arguments, words):
-    with pytest.raises(error, match=re.escape(words)):
-        lean_mla_with_kvcache(**{"q": Q, "kv_cache": CACHE, **arguments})
+def test_wrong_arguments(snapshot):
+    """The snapshot has the sentence of each."""
+    of_error: dict[type[Exception], list[dict[str, Any]]] = {
+        ValueError: WRONG,
+        TypeError: NO_TENSOR,
+        NotImplementedError: UNSUPPORTED,
+        UserError: [{}],
+    }
+    for error, cases in of_error.items():
+        calls = [{"q": Q, "kv_cache": CACHE, **arguments} for arguments in cases]
+        assert sentences(error, calls, lean_mla_with_kvcache) == snapshot
 
 
 def test_tensors_with_gradients_are_taken_without_them():
@@ -320,7 +292,7 @@ def test_column_groups_follow_from_what_the_host_knows():
 
 def test_column_groups_are_candidates_of_16_bit_caches():
     def groups(problem: AttentionProblem) -> list[int]:
-        return [config.column_groups for config in LEAN_MLA.candidate_configs(problem, H200)]
+        return [config.column_groups for config in LEAN_MLA.tuning_space(problem, H200)]
 
     assert groups(PROBLEM) == [1] * 8 + [2] * 3 + [4] * 3
     assert groups(replace(PROBLEM, kv_dtype="e4m3")) == [1] * 8

@@ -8,7 +8,6 @@ import ctypes
 import os
 import resource
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -59,20 +58,6 @@ class ReadsNull(Faulty):
 
     def fail(self) -> None:
         ctypes.string_at(0)
-
-
-class Aborts(Faulty):
-    name = "aborts"
-
-    def fail(self) -> None:
-        os.abort()
-
-
-class Exits(Faulty):
-    name = "exits"
-
-    def fail(self) -> None:
-        sys.exit("as a script does")
 
 
 class Recurses(Faulty):
@@ -138,8 +123,5 @@ class Unhurried(Steady):
         time.sleep(0.03)
 
 
-_FAULTY = (
-    *(Raises, LosesGpu, ReadsNull, Aborts, Exits, Recurses, Greedy, Loops),
-    *(IgnoresSignals, HangsUp, Waits),
-)
+_FAULTY = (Raises, LosesGpu, ReadsNull, Recurses, Greedy, Loops, IgnoresSignals, HangsUp, Waits)
 KERNELS = [Unhurried(), *(kind() for kind in _FAULTY)]
