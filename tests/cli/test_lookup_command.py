@@ -51,6 +51,14 @@ def test_the_nearest_shapes() -> None:
     assert "b8 h32/8 n4096 d128 bf16 HND" in labels
 
 
+def test_any_dtype_and_layout_unless_one_is_named() -> None:
+    any_of_them = printed(*"lookup b8 h32/8 n4k d128 --gpu h200".split()).splitlines()
+    labels = [line for line in any_of_them if line.startswith("b8 ")]
+    assert labels == ["b8 h32/8 n4096 d128 bf16 HND", "b8 h32/8 n4096 d128 bf16 NHD"]
+    named = printed(*"lookup b8 h32/8 n4k d128 NHD --gpu h200".split()).splitlines()
+    assert [line for line in named if line.startswith("b8 ")] == labels[1:]
+
+
 def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_here(monkeypatch, "012345678901")
     found = json.loads(printed(*MEASURED, "--json"))["measured"]
@@ -85,6 +93,7 @@ def test_one_gpu_is_not_near_several() -> None:
         ("h32/8 n4k d128 --gpu z100", "there is no GPU 'z100'"),
         ("h32/8 n4k", "needs d (head_dim)"),
         ("h32/9 n4k d128", "needs query heads"),
+        ("llama-3-8b --gpu h200", "h32/8 d128"),
     ],
 )
 def test_refusals(words: str, sentence: str) -> None:
