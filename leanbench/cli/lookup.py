@@ -51,13 +51,16 @@ def lookup(
     problem = parse_problem(shape)
     only = None if gpu is None else _published_gpu(gpu)
     rows = [row for row in published() if only in (None, row.run.gpu)]
+    hashed = {row.problem for row in rows if row.run.kernels}
+    # Kernels from before they were hashed are told of only where nothing else was timed.
+    rows = [row for row in rows if row.run.kernels or row.problem not in hashed]
     others = list(dict.fromkeys(row.problem for row in rows))
     words = " ".join(shape).split()
     free = [name for name in _FREE if not any(map(AXES[name].values.reads, words))]
     same = {name: getattr(problem, name) for name in free}
     found = [each for each in others if replace(each, **same) == problem]
     is_measured = bool(found)
-    shown = found or nearest(problem, others, _NEAREST)
+    shown = found or nearest(problem, filter(hashed.__contains__, others), _NEAREST)
     if not shown:
         raise UserError(f"nothing like {problem.label} was measured: leave model= out")
     by_problem = {
@@ -113,7 +116,7 @@ def _show(gpu: str, rows: list[PublishedRow]) -> None:
         ("µs", [output.four_digits(row.latency_us) for row in rows]),
         ("95% interval", list(map(_interval, rows))),
         ("floor", [_share(row) for row in rows]),
-        ("run", [row.run.name for row in rows]),
+        ("run", [row.run.name + ", old kernels" * (not row.run.kernels) for row in rows]),
     ]
     output.show_columns(find(gpu).product, [("kernel", [row.kernel for row in rows])], columns)
 

@@ -40,7 +40,9 @@ def test_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_older_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_here(monkeypatch, "012345678901")
     assert "kernels e7cea2a19921, older than those here" in printed(*MEASURED)
-    assert "kernels not recorded, older" in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
+    alone = printed(*"lookup h32/1 n32k d128 --gpu h200".split())
+    assert alone.count("h200/model/gqa, old kernels") == 3
+    assert "h200/model/" not in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
 
 
 def test_the_nearest_shapes() -> None:
