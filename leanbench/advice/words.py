@@ -86,9 +86,10 @@ def _attention(of: Recommendation) -> str:
     counts = choice.form.layers
     if len(counts) > 1:
         each = (
-            f"{counts[one]} x {_digits(has.latency_us)} µs" for one, has in choice.layers.items()
+            f"{counts[one]} x {_digits(has.latency_us)} µs over {max(one.visible_lengths):,} tokens"
+            for one, has in choice.layers.items()
         )
-        layers = f"{' + '.join(each)} in layers of {len(counts)} kinds"
+        layers = " + ".join(each)
     return f"{layers}, {_digits(choice.step_us / 1e3)} ms a step of {sum(counts.values())} layers"
 
 

@@ -139,8 +139,8 @@ def explain(
         equal.setdefault((config.build_key, round(us, 2)), []).append(config)
     table = output.table("candidates by predicted latency (us)")
     for name in ("total", *parts):
-        table.add_column(name, justify="right")
-    table.add_column("settings", no_wrap=True)
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("settings")
     for configs in islice(equal.values(), _EXPLAINED):
         config = configs[0]
         index = columns.configs.index(config)

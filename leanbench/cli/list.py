@@ -151,13 +151,14 @@ _LISTS = {
 
 def list_(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="WHAT",
             help=f"{', '.join([*_LISTS][:-1])} or {[*_LISTS][-1]}.",
             autocompletion=lambda incomplete: that_begin(incomplete, _LISTS),
+            show_default=False,
         ),
-    ],
+    ] = None,
     format_: Annotated[
         str, option("--format", "|".join(FORMATS), "How to print quantities.")
     ] = "table",
@@ -169,6 +170,8 @@ def list_(
     from leanbench.core.errors import UserError
     from leanbench.core.syntax import choose
 
+    if what is None:
+        raise UserError(f"no list is named: choose from {', '.join(_LISTS)}")
     show = _LISTS[choose("list", what, list(_LISTS))]
     if choose("--format", format_, FORMATS) == "table":
         show()

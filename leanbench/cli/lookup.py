@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from leanbench.core.errors import UserError
 if TYPE_CHECKING:
     from leanbench.records.published import PublishedRow
 
+#: Axes of which all values are shown unless the shape has one.
+_FREE = ("dtype", "kv_layout")
 #: Nearest problems, if the shape was not measured.
 _NEAREST = 3
 
@@ -30,19 +33,34 @@ def lookup(
 ) -> None:
     """Show what was measured for a shape on any GPU: each kernel's latency, interval and run.
 
-    The rows are those of the runs in `reports/`. Without any of this shape, the rows of the nearest
-    shapes are shown. Needs no GPU.
+    The rows are those of the runs in `reports/`, in any dtype and layout unless SHAPE has one.
+    Without any of this shape, the rows of the nearest shapes are shown. Needs no GPU.
     """
     from leanbench.advice.neighbours import nearest
-    from leanbench.core.axes import parse_problem
+    from leanbench.core.axes import AXES, parse_problem
+    from leanbench.core.llm.config import own_name
+    from leanbench.core.llm.model import model_named
     from leanbench.records.published import published
 
+    for word in shape:
+        if name := own_name(word):
+            raise UserError(
+                f"{word} is a model: `leanbench recommend {name}` answers for its layers; look up a"
+                f" layer by its shape, {model_named(name).main_layer.words} n4k"
+            )
     problem = parse_problem(shape)
     only = None if gpu is None else _published_gpu(gpu)
     rows = [row for row in published() if only in (None, row.run.gpu)]
-    is_measured = any(row.problem == problem for row in rows)
-    others = (row.problem for row in rows)
-    shown = [problem] if is_measured else nearest(problem, others, _NEAREST)
+    hashed = {row.problem for row in rows if row.run.kernels}
+    # Kernels from before they were hashed are told of only where nothing else was timed.
+    rows = [row for row in rows if row.run.kernels or row.problem not in hashed]
+    others = list(dict.fromkeys(row.problem for row in rows))
+    words = " ".join(shape).split()
+    free = [name for name in _FREE if not any(map(AXES[name].values.reads, words))]
+    same = {name: getattr(problem, name) for name in free}
+    found = [each for each in others if replace(each, **same) == problem]
+    is_measured = bool(found)
+    shown = found or nearest(problem, filter(hashed.__contains__, others), _NEAREST)
     if not shown:
         raise UserError(f"nothing like {problem.label} was measured: leave model= out")
     by_problem = {
@@ -62,8 +80,8 @@ def lookup(
         return
     if not is_measured:
         output.show(f"{problem.label} was not measured. The nearest measured shapes:")
-    for each in shown:
-        if not is_measured:
+    for index, each in enumerate(shown):
+        if index or not is_measured:
             output.show("")
         output.show("", lead=each.label)
         for name in dict.fromkeys(row.run.gpu for row in by_problem[each]):
@@ -98,7 +116,7 @@ def _show(gpu: str, rows: list[PublishedRow]) -> None:
         ("µs", [output.four_digits(row.latency_us) for row in rows]),
         ("95% interval", list(map(_interval, rows))),
         ("floor", [_share(row) for row in rows]),
-        ("run", [row.run.name for row in rows]),
+        ("run", [row.run.name + ", old kernels" * (not row.run.kernels) for row in rows]),
     ]
     output.show_columns(find(gpu).product, [("kernel", [row.kernel for row in rows])], columns)
 

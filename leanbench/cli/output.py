@@ -226,7 +226,8 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
             shown.add_column(heading, justify="right" if is_count else "left", no_wrap=True)
         for heading, cells in part:
             # A figure may have a sign or a mark before it.
-            if any(re.match(r"\W*\d", str(cell)) for cell in cells):
+            is_figure = any(re.match(r"\W*\d", str(cell)) for cell in cells)
+            if is_figure and not any("\n" in str(cell) for cell in cells):
                 shown.add_column(heading, justify="right", no_wrap=True)
             else:
                 shown.add_column(heading, overflow="fold")
@@ -236,6 +237,16 @@ def show_columns(title: str, labels: Sequence[Column], columns: Sequence[Column]
                 *(Text(printable(cell, "\n")) if isinstance(cell, str) else cell for cell in row)
             )
         show_table(shown)
+
+
+def show_rows(title: str, names: Sequence[str], rows: Sequence[Sequence[str]], labels: int) -> None:
+    """Print a table as `show_columns` does, row by row.
+
+    Args:
+        labels: Number of leading columns that are labels.
+    """
+    columns = [(name, [row[index] for row in rows]) for index, name in enumerate(names)]
+    show_columns(title, columns[:labels], columns[labels:])
 
 
 def _parts(labels: Sequence[Column], columns: Sequence[Column]) -> list[list[Column]]:

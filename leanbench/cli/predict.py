@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -270,15 +271,10 @@ def _show_errors(gpu: str, runs: Sequence[RunErrors], before: Sequence[RunErrors
     from leanbench.gpu.catalogue import find
     from leanbench.model.measured import ORDER_MARGIN
 
-    table = output.table(
-        f"How far predictions are from rows measured on {find(gpu).product}"
-        + (": median, 90th percentile and worst" if before else "")
-    )
+    title = f"How far predictions are from rows measured on {find(gpu).product}"
+    title += ": median, 90th percentile and worst" if before else ""
     moments = ("before", "after") if before else ("median", "90th percentile", "worst")
-    for name in ("run", "rows are", "of", "kernel", "rows", *moments, "order of kernels"):
-        table.add_column(
-            name, justify="right" if name in ("rows", *moments) else "left", no_wrap=True
-        )
+    rows = []
     for index, run in enumerate(runs):
         order = f"{run.pairs_right} of {run.pairs} right" if run.pairs else ""
         earlier = before[index] if before else None
@@ -288,9 +284,11 @@ def _show_errors(gpu: str, runs: Sequence[RunErrors], before: Sequence[RunErrors
             if earlier is not None:
                 was = earlier.all if is_first else earlier.by_kernel[kernel]
                 figures = [" ".join(_figures(was)), " ".join(figures)]
-            head = (run.run, run.role, run.quantity) if is_first else ("", "", "")
-            table.add_row(*head, kernel, str(errors.rows), *figures, order if is_first else "")
-    output.show_table(table)
+            head = (run.run if is_first else "", kernel)
+            about = (run.role, run.quantity, order) if is_first else ("", "", "")
+            rows.append((*head, str(errors.rows), *figures, *about))
+    names = ("run", "kernel", "rows", *moments, "rows are", "of", "order of kernels")
+    output.show_rows(title, names, rows, labels=2)
     output.show(_ABOUT_ERRORS.format(f"{ORDER_MARGIN:.0%}"))
 
 
@@ -301,34 +299,24 @@ def _figures(errors: Errors) -> list[str]:
 def _show_worst(cells: Sequence[CellError]) -> None:
     listed = min(_WORST, len(cells))
     output.show("")
-    table = output.table(f"The worst {listed} of {output.counted(len(cells), 'cell')}")
-    for name in ("run", "problem", "kernel", "measured µs", "predicted µs", "error"):
-        table.add_column(
-            name, justify="right" if name.endswith(("µs", "error")) else "left", no_wrap=True
-        )
-    for worst in cells[:_WORST]:
-        measured_us = worst.cell.latency_us
-        predicted_us = measured_us * (1 + worst.error)
-        label = worst.cell.problem.label
-        table.add_row(
-            worst.run,
-            label,
+    rows = [
+        (
+            worst.cell.problem.label,
             worst.cell.kernel,
-            output.four_digits(measured_us),
-            output.four_digits(predicted_us),
+            output.four_digits(worst.cell.latency_us),
+            output.four_digits(worst.cell.latency_us * (1 + worst.error)),
             f"{worst.error:+.1%}",
+            worst.run,
         )
-    output.show_table(table)
+        for worst in cells[:_WORST]
+    ]
+    title = f"The worst {listed} of {output.counted(len(cells), 'cell')}"
+    names = ("problem", "kernel", "measured µs", "predicted µs", "error", "run")
+    output.show_rows(title, names, rows, labels=2)
 
 
 def _show_claims(outcomes: Sequence[Outcome]) -> None:
-    table = output.table("The paper's claims, and with a single-stage fa2")
-    columns = ("figure", "claim", "paper", "predicted", "verdict", "single-stage fa2", "verdict")
-    for name in columns:
-        is_number = name in ("paper", "predicted", "single-stage fa2")
-        table.add_column(
-            name, justify="right" if is_number else "left", no_wrap=name not in ("claim", "verdict")
-        )
+    rows = []
     for outcome in outcomes:
         claim, figures = outcome.claim, [outcome.predicted, outcome.single_stage]
         cells = [
@@ -338,5 +326,6 @@ def _show_claims(outcomes: Sequence[Outcome]) -> None:
                 ("", "") if figure is None else (claim.words_of(figure), claim.verdict(figure))
             )
         ]
-        table.add_row(claim.figure, claim.words, claim.paper_words, *cells)
-    output.show_table(table)
+        rows.append((claim.figure, textwrap.fill(claim.words, 30), claim.paper_words, *cells))
+    names = ("figure", "claim", "paper", "predicted", "verdict", "single-stage fa2", "verdict")
+    output.show_rows("The paper's claims, and with a single-stage fa2", names, rows, labels=2)

@@ -245,7 +245,8 @@ def _axis_flags(model: str | None, shape: str | None, given: Mapping[str, str]) 
     flags |= {**given, "dtype": "bf16"}
     for name, text in flags.items():
         if len(AXES[name].parse(text)) > 1:
-            raise InvalidValue(AXES[name].flag, text, Reason.TOO_MANY_VALUES, "give one", 1)
+            fix = "give one; of a batch, join lengths with +" if name == "lengths" else "give one"
+            raise InvalidValue(AXES[name].flag, text, Reason.TOO_MANY_VALUES, fix, 1)
     drawn = flags.get("lengths", "")
     if drawn and not is_explicit(drawn) and "batch" not in flags:
         raise UserError(f"--lengths {drawn} needs the number of sequences: add --batch 32")
@@ -259,8 +260,11 @@ def _axis_flags(model: str | None, shape: str | None, given: Mapping[str, str]) 
 def _show_options(recommendation: Recommendation) -> None:
     options = recommendation.options[:_LISTED]
     fastest = recommendation.choice.step_us
+    time = ("µs a layer", [output.four_digits(each.main.latency_us) for each in options])
+    if len(recommendation.choice.layers) > 1:
+        time = ("µs a step", [output.four_digits(each.step_us) for each in options])
     columns = [
-        ("µs a layer", [output.four_digits(each.main.latency_us) for each in options]),
+        time,
         ("over the choice", [f"{each.step_us / fastest:.2f}x" for each in options]),
         ("from", [each.source for each in options]),
     ]

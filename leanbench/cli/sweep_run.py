@@ -415,7 +415,7 @@ def _missing_kernels(names: Iterable[str]) -> str:
     for name in names:
         if reason := kernel(name).unavailable_reason():
             fix = re.search(r"pip install [^,;]+", reason)
-            fixes.setdefault(fix[0] if fix else reason, []).append(name)
+            fixes.setdefault(fix[0] if fix else reason.removeprefix(f"{name} "), []).append(name)
     missing = "; ".join(f"{', '.join(missing)} ({fix})" for fix, missing in fixes.items())
     return missing and f"Not installed here: {missing}."
 

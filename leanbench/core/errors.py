@@ -99,12 +99,14 @@ def short(value: object, most: int = 80) -> str:
 
 
 def nearest(name: str, known: Iterable[str], all_of_them: str = "") -> str:
-    """Suggest the nearest known name, or list the known names: ``did you mean 'lean'?``.
+    """Suggest the names that begin so or the nearest one, or list all: ``did you mean 'lean'?``.
 
     Args:
         all_of_them: Command that lists all names, such as "`leanbench list kernels`".
     """
     known = sorted(known)
+    if begun := [each for each in known if name and each.startswith(name)][:3]:
+        return f"did you mean {' or '.join(map(repr, begun))}?"
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     if close:
         return f"did you mean {close[0]!r}?"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -376,17 +376,26 @@ def _by_run(timed: DataFrame) -> str:
     return ", ".join([usual, *others])
 
 
-def kernel_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+def kernel_styles(
+    names: Sequence[str], runs: Iterable[Collection[str]] = ()
+) -> dict[str, tuple[str, str]]:
     """Choose colour and mark of each kernel.
 
-    A kernel without a fixed style takes the entry that its name hashes to, or the next free one.
+    A kernel without a fixed style takes the colour that its name hashes to, or the next one that
+    is free, or else is free in the kernel's runs. A colour that repeats has another mark.
     """
     taken: dict[str, int] = {name: FIXED[name] for name in names if name in FIXED}
+    marks = {name: MARKS[index] for name, index in taken.items()}
     for name in sorted(set(names) - set(FIXED)):
         start = zlib.crc32(name.encode())
         candidates = [(start + step) % len(PALETTE) for step in range(len(PALETTE))]
+        beside = {other for run in runs if name in run for other in run}
+        near = {index for other, index in taken.items() if other in beside}
+        free = [index for index in candidates if index not in taken.values()]
+        apart = [index for index in candidates if index not in near]
         # The first entries belong to lean, fa2 and fixed_split even if those did not run.
-        free = [index for index in candidates if index > 2 and index not in taken.values()]
-        spare = [index for index in candidates if index not in taken.values()]
-        taken[name] = (free or spare or candidates)[0]
-    return {name: (PALETTE[taken[name]], MARKS[taken[name]]) for name in names}
+        own = [index for index in free if index > 2] or [index for index in apart if index > 2]
+        index = (own or free or apart or candidates)[0]
+        repeats = list(taken.values()).count(index)
+        taken[name], marks[name] = index, MARKS[(index + repeats) % len(MARKS)]
+    return {name: (PALETTE[taken[name]], marks[name]) for name in names}

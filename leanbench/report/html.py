@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 GLYPHS = dict(zip(MARKS, "●■◆▲▼⬟✚★", strict=True))
 #: Order of the scripts `report_<name>.js`.
 SCRIPTS = ("common", "table", "plot", "sides", "maps", "charts")
+#: Columns before the problem's.
+_FIRST = ("command", "kernel", "latency_us", "status")
 #: Columns that charts and maps read, even if no table shows them.
 DATA = (
     *("problem", "group_size", "read_floor_tb_s", "baseline", "flop_per_byte"),
@@ -96,6 +98,7 @@ def page_data(results: Results) -> dict[str, Any]:
     """Build the data of the scripts, as JSON types: every row once, and what to draw."""
     frame, axes = results.pictured, results.axes
     columns = _columns(frame, axes)
+    styles = kernel_styles(kernel_order(frame), frame.groupby("run")["kernel"].agg(set))
     return {
         "name": "-".join(run.name for run in results.runs),
         "baseline": baseline_of(frame),
@@ -103,7 +106,7 @@ def page_data(results: Results) -> dict[str, Any]:
         "tag": " (predicted)" if "predicted" in results.sources else "",
         "kernels": [
             {"name": name, "color": color, "symbol": symbol}
-            for name, (color, symbol) in kernel_styles(kernel_order(frame)).items()
+            for name, (color, symbol) in styles.items()
         ],
         "colors": PALETTE,
         "margin": results.margin.share,
@@ -146,8 +149,8 @@ def _columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, Any]]:
     A column of repeating texts lists them once in `texts`; rows hold their indices.
     """
     shown = [column for column in COLUMNS if column.is_in("page")]
-    # Most rows are plain attention: kernel and figures go before the variants.
-    shown.sort(key=lambda column: column.name in KINDS)
+    # A narrow window shows who took how long; most rows are plain attention: variants go last.
+    shown.sort(key=lambda column: (column.name in KINDS, _place(column.name)))
     columns = [_described(column, frame) for column in shown]
     columns += [{**_described(column, frame), "shown": False} for column in PARTS]
     known = {column["name"] for column in columns}
@@ -156,6 +159,10 @@ def _columns(frame: DataFrame, axes: list[VaryingAxis]) -> list[dict[str, Any]]:
             columns.append({"name": name, "shown": False})
     filled = [column for column in columns if has_values(frame, column["name"])]
     return [{**column, "texts": _texts(frame[column["name"]].tolist())} for column in filled]
+
+
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
 
 
 def _described(column: Quantity, frame: DataFrame) -> dict[str, Any]:

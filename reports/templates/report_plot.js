@@ -78,9 +78,13 @@ function drawAxes(picture, [left, top, right, bottom], xAt, yAt, colors) {
     parts.push(segment(left, yAt(value), right, yAt(value), { stroke: colors.grid }));
     parts.push(words(text, left - 7, yAt(value) + 4, colors, { "text-anchor": "end", class: "ytick" }));
   }
+  let free = -Infinity;
   for (const [value, text] of x.ticks) {
     if (x.type !== "category") parts.push(segment(xAt(value), top, xAt(value), bottom, { stroke: colors.grid }));
     parts.push(segment(xAt(value), bottom, xAt(value), bottom + 4, { stroke: NEUTRAL }));
+    const half = widest([text]) / 2 + 3;
+    if (xAt(value) - half < free) continue;
+    free = xAt(value) + half;
     parts.push(words(text, xAt(value), bottom + 18, colors, { "text-anchor": "middle", class: "xtick" }));
   }
   parts.push(segment(left, bottom, right, bottom, { stroke: NEUTRAL }), segment(left, top, left, bottom, { stroke: NEUTRAL }));
@@ -176,7 +180,7 @@ function drawCells(picture, { width, height, colors, title = [] }) {
   const left = 26 + widest(rows), top = 44 + 22 * title.length;
   const w = (width - left - 8) / columns.length, h = (height - top - 8) / rows.length;
   const parts = [words(picture.x_title, left + (width - left) / 2, top - 28, colors, { "text-anchor": "middle", class: "xtitle" })];
-  const every = Math.ceil(widest(columns) / w);
+  const every = Math.ceil((widest(columns) + 6) / w);
   columns.forEach((text, i) => { if (i % every === 0) parts.push(words(text, left + (i + 0.5) * w, top - 8, colors, { "text-anchor": "middle", class: "xtick" })); });
   const skip = Math.ceil(11 / h);
   rows.forEach((text, i) => { if (i % skip === 0) parts.push(words(text, left - 6, top + (i + 0.5) * h + 4, colors, { "text-anchor": "end", "font-size": Math.min(12, Math.max(8, h)) })); });

@@ -40,7 +40,9 @@ def test_a_measured_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_of_older_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_here(monkeypatch, "012345678901")
     assert "kernels e7cea2a19921, older than those here" in printed(*MEASURED)
-    assert "kernels not recorded, older" in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
+    alone = printed(*"lookup h32/1 n32k d128 --gpu h200".split())
+    assert alone.count("h200/model/gqa, old kernels") == 3
+    assert "h200/model/" not in printed(*"lookup h32/8 n4k d128 --gpu h200".split())
 
 
 def test_the_nearest_shapes() -> None:
@@ -49,6 +51,14 @@ def test_the_nearest_shapes() -> None:
     labels = [line for line in lines[1:] if line.startswith("b8 h32/8 n")]
     assert len(labels) == 3
     assert "b8 h32/8 n4096 d128 bf16 HND" in labels
+
+
+def test_any_dtype_and_layout_unless_one_is_named() -> None:
+    any_of_them = printed(*"lookup b8 h32/8 n4k d128 --gpu h200".split()).splitlines()
+    labels = [line for line in any_of_them if line.startswith("b8 ")]
+    assert labels == ["b8 h32/8 n4096 d128 bf16 HND", "b8 h32/8 n4096 d128 bf16 NHD"]
+    named = printed(*"lookup b8 h32/8 n4k d128 NHD --gpu h200".split()).splitlines()
+    assert [line for line in named if line.startswith("b8 ")] == labels[1:]
 
 
 def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +95,7 @@ def test_one_gpu_is_not_near_several() -> None:
         ("h32/8 n4k d128 --gpu z100", "there is no GPU 'z100'"),
         ("h32/8 n4k", "needs d (head_dim)"),
         ("h32/9 n4k d128", "needs query heads"),
+        ("llama-3-8b --gpu h200", "h32/8 d128"),
     ],
 )
 def test_refusals(words: str, sentence: str) -> None:

@@ -36,7 +36,7 @@ def test_show_has_every_constant_with_its_unit() -> None:
     assert re.match(rf"Constants of NVIDIA H200, {fitted}", err)
     assert "None were fitted" not in err
     assert out.splitlines()[0].rstrip() == "Constants of NVIDIA H200"
-    assert "How far predictions are from rows measured on NVIDIA H200 " in out
+    assert "How far predictions are from rows measured on NVIDIA H200\n" in out
     assert "held: a fit leaves it as it is, as no run tells it apart from the others." in out
     content = json.loads(run("show", "--gpu", "a100", "--json")[1])
     assert (content["gpu"], content["gpu_asked"]) == ("h200", "a100-80gb")
@@ -56,7 +56,7 @@ def test_another_gpus_constants_say_whose_they_are() -> None:
         " rates go by its own bandwidth, clock and SMs, idle power by its power limit."
     )
     # The errors are of the GPU that was measured.
-    assert "How far predictions are from rows measured on NVIDIA H200 " in out
+    assert "How far predictions are from rows measured on NVIDIA H200\n" in out
 
 
 @pytest.mark.parametrize("has_its_own", [True, False])
@@ -89,17 +89,21 @@ def test_a_check_says_whose_constants_are_held_against_runs(tmp_path, monkeypatc
     assert out.splitlines()[0].rstrip() == title
 
 
-def test_check_lists_the_worst_cells() -> None:
+def test_check_lists_the_worst_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run("check", FIG_7A)
     assert code == 0
     runs = calibration_for(find("h200")).calibration.runs
     stated = next(run for run in runs if run.run == "paper-fig7a")
     words = [f"{share:.1%}" for share in (stated.all.median, stated.all.p90, stated.all.worst)]
-    row = next(line for line in out.splitlines() if line.startswith("paper-fig7a  checked"))
-    assert row.split()[3:] == ["all", "30", *words, *f"{stated.pairs_right} of 20 right".split()]
+    row = next(line for line in out.splitlines() if line.startswith("paper-fig7a  all"))
+    head, order = ["paper-fig7a", "all", "30"], f"{stated.pairs_right} of 20 right"
+    assert row.split() == [*head, *words, "checked", "latency", *order.split()]
     assert "were measured more than 5% apart, those whose faster kernel is predicted" in out
     worst = out[out.index("The worst 15 of 30 cells") :]
     assert f"{stated.all.worst:.1%}" in worst.splitlines()[3]
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = run("check", FIG_7A)[1]
+    assert set(re.findall(r"[\d.]+%", narrow)) == set(re.findall(r"[\d.]+%", out))
     content = json.loads(run("check", FIG_7A, "--json")[1])
     assert content["runs"][0]["all"]["rows"] == 30
     assert abs(content["worst"][0]["error"]) == pytest.approx(stated.all.worst, abs=1e-6)

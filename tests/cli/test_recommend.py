@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -179,7 +180,12 @@ def test_layers_of_several_kinds_are_summed():
     found = data("gpt-oss-120b --gpu h100 --gpus 8 --batch 64 --context 8k")
     assert found["attention_us"] > 18 * found["layer_us"]
     words = "gpt-oss-120b --gpu h100 --gpus 8 --batch 64 --context 8k"
-    assert "in layers of 2 kinds" in lines(words)["Attention"]
+    layers = re.findall(r"18 x \S+ µs over (\S+) tokens", lines(words)["Attention"])
+    assert layers == ["128", "8,192"]
+    table = printed("recommend", *words.split())
+    assert f"{found['attention_us']:.4g}" in next(
+        line for line in table.splitlines() if line.startswith("lean ")
+    )
     assert "weights count as published (mxfp4)" in lines(words)["Note"]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from leanbench.core.files import FileFault, UnreadableFile
 from leanbench.core.llm import config as model_config
-from leanbench.core.llm.config import read_config, registry, split_models
+from leanbench.core.llm.config import own_name, read_config, registry, split_models
 from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention, NotAConfig, UnknownModel
 from leanbench.core.llm.layers import Layer, UnknownLayers, layers_of, notes_on_layers
 from leanbench.core.llm.model import parse_models, read_model
@@ -457,6 +457,28 @@ def test_weights_that_are_not_known(tmp_path, keys):
     with pytest.raises(UnknownWeights) as error:
         read_model(path)
     assert error.value.model == path
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3-8b"),
+        ("Meta-Llama-3-8B-Instruct", "llama-3-8b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("Qwen/Qwen3-32B", "qwen3-32b"),
+        ("checkpoints/llama-3-8b", None),
+        ("./llama-3-8b", None),
+        ("zai-org/GLM-5-FP8", None),
+    ],
+)
+def test_names_of_the_hub_with_the_same_layers(name: str, known: str | None) -> None:
+    assert own_name(name) == known
+
+
+def test_unknown_names_suggest_those_that_begin_so() -> None:
+    with pytest.raises(UnknownModel, match="'llama-4-maverick' or 'llama-4-scout'"):
+        parse_models("llama-4")
 
 
 @pytest.mark.parametrize(

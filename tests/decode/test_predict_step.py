@@ -50,7 +50,7 @@ def test_models_with_other_or_latent_layers_have_warnings_and_a_bound():
     row = predict_step(problem, kernel("lean"), "default", H200)
     _, others, experts = row["warnings"]
     assert "30 of linear_attention" in others
-    assert "1 - (1 - 0.0312) ** batch" in experts
+    assert "3.1% for each token" in experts
     layer = predict_cell(problem.layer_problem(Layer(16, 2, 256)), kernel("lean"), "default", H200)
     assert row["latency_us"] == pytest.approx(row["no_attention_us"] + 10 * layer["latency_us"])
     pytest.importorskip("transformers")

@@ -21,7 +21,10 @@ SIZES = """const root = document.documentElement;
   const size = { height: root.scrollHeight, opened: sideways() };
   all("details").forEach((details) => { details.open = true; });
   await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-  size.unfolded = sideways();"""
+  size.unfolded = sideways();
+  const boxes = (svg) => [...svg.querySelectorAll(".xtick")].map((tick) => tick.getBoundingClientRect());
+  const touches = (svg) => boxes(svg).some((box, i, every) => i && box.left < every[i - 1].right);
+  size.touching = all("svg").filter(touches).map((svg) => svg.parentNode.id);"""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -47,7 +50,7 @@ def test_a_committed_page_shows_all_of_its_rows(tmp_path: Path, page: str) -> No
     assert seen["filtered"] == f"{seen['found']} of {seen['rows']} rows"
     assert {*seen["kernels"]} == {"lean"}
     assert seen["height"] <= TALLEST
-    assert (seen["opened"], seen["unfolded"]) == (0, 0)
+    assert (seen["opened"], seen["unfolded"], seen["touching"]) == (0, 0, [])
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -314,7 +314,7 @@ def test_the_baseline_is_held_against_the_fastest_peer_of_each_kind(write_run: W
     )
     [path] = write_report(directory, directory, ["markdown"])
     line = (
-        "| window | 1.90× | 2.45× | 2 | 1, 0, 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |"
+        "| (window) | 1.90× | 2.45× | 2 | 1, 0, 1 | 0.90× (context 4k, q\\_len 1, window of 1023) |"
     )
     assert line in path.read_text()
     # Of one kind there is nothing to tell apart.

@@ -306,6 +306,14 @@ def test_known_kernels_keep_their_colour() -> None:
     assert {color for color, _ in kernel_styles(names).values()} == {*PALETTE[3:]}
 
 
+def test_kernels_of_a_run_differ_in_colour_and_all_kernels_in_colour_or_mark() -> None:
+    names = [f"kernel{i}" for i in range(24)]
+    runs = [names[i : i + 8] for i in range(0, 24, 8)]
+    styles = kernel_styles(names, runs)
+    assert [len({styles[name][0] for name in run}) for run in runs] == [8, 8, 8]
+    assert len(set(styles.values())) == 24
+
+
 @pytest.mark.parametrize("page", ["#ffffff", "#121417"])
 def test_contrast_is_at_least_3_to_1_on_both_pages(page: str) -> None:
     assert min(contrast(color, page) for color in PALETTE) >= 3.0

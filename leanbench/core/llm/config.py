@@ -26,6 +26,8 @@ from leanbench.core.syntax import MAX_NUMBER
 
 _REGISTRY = Path(__file__).with_name("registry.toml")
 #: Keys of the registry in addition to those of a config.json.
+#: Words of a name whose models have the layers of the model without them.
+_SAME_SHAPE = re.compile(r"-(?:base|chat|hf|instruct|it|pt)(?![^-])|(?<![^/])meta-(?=llama-\d)")
 _ABOUT = ("config", "also", "quantization")
 #: Keys of the decoder's config in multimodal models, or of the part that has it.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -180,12 +182,20 @@ def registry() -> Mapping[str, ModelConfig]:
 
 
 def own_name(name: str) -> str | None:
-    """Return the registry name of a model, given by any of its names in any case."""
-    name = name.lower()
+    """Return the registry name of a model, given by any of its names in any case.
+
+    The words of `_SAME_SHAPE` make no difference, nor does the owner of its repository.
+    """
+    owner, _, name = _plain(name).rpartition("/")
     for config in registry().values():
-        if name in (config.name, *config.also, config.hub.lower()):
+        own, _, repository = _plain(config.hub).partition("/")
+        if owner in ("", own) and name in map(_plain, (config.name, *config.also, repository)):
             return config.name
     return None
+
+
+def _plain(name: str) -> str:
+    return _SAME_SHAPE.sub("", name.lower())
 
 
 def hint_for(name: str, known: Iterable[str]) -> str:
@@ -195,7 +205,7 @@ def hint_for(name: str, known: Iterable[str]) -> str:
         return f"options follow no name here: write {model}, and --tp N for a part of it"
     if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
         return "and no file is there: correct the path (the shell replaces no ~ inside quotes)"
-    return nearest(name.lower(), known, "`leanbench list models`")
+    return nearest(_plain(name).rpartition("/")[2], known, "`leanbench list models`")
 
 
 def existing_path(text: str) -> str:

@@ -337,8 +337,8 @@ class WholeModel:
             )
         if any(layer.experts for layer in self.all_weights.layers):
             notes.append(
-                "a step reads the experts that its tokens go to, each token's drawn evenly:"
-                f" 1 - (1 - {self.all_weights.expert_share:.3g}) ** batch of them"
+                "a step reads the experts that its tokens go to:"
+                f" {self.all_weights.expert_share:.1%} for each token, drawn evenly"
             )
         return notes
 

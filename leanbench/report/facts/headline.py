@@ -469,7 +469,7 @@ def _by_kind(part: Part) -> Table:
         ratios = over.ratios
         lowest = _extreme(ratios.lowest, ratios.lowest_at, part)
         counts = [ratios.middle, str(ratios.problems), _three(ratios)]
-        rows.append([kind, times(ratios.geomean), *counts, lowest, listed(over.kernels)])
+        rows.append([f"({kind})", times(ratios.geomean), *counts, lowest, listed(over.kernels)])
     return _cards(headings, rows)
 
 
@@ -513,6 +513,6 @@ def _energy(energy: BaselineEnergy, baseline: str) -> Table:
         power = Text(f"{energy.power_w:.0f} W", note=note)
     if energy.slowdown is not None:
         note = "against burst latency, median" if several else "against burst latency"
-        sustained = Text(f"{energy.slowdown:+.1%}", note=note)
+        sustained = Text(f"{energy.slowdown:+z.1%}", note=note)
     headings = ["energy of", over, "mean power:", "sustained:"]
     return _cards(headings, [[baseline, times(energy.over_floor), power, sustained]])
