@@ -67,6 +67,9 @@ constexpr int STAGE_COPIES = HAS_BYTES ? RUNS : QUERY_COLUMNS;
 constexpr int MAXIMA_AT = STAGES_AT + LATENT_STAGES * STAGE_STEP;
 constexpr int SUMS_AT = MAXIMA_AT + 2 * 8 * TILE;  // l of the rows, per warpgroup; double-buffered
 constexpr int WAITING_AT = SUMS_AT + 4 * 4 * TILE, WAITING_BYTES = 8 * TILE;  // see `Waiting`
+// The end of a merge has (m, l) of all splits up to here: of a split for each SM of a Hopper GPU.
+constexpr int MOST_SPLITS = 144;
+static_assert(8 * TILE * MOST_SPLITS <= MAXIMA_AT);
 // Weights of two partials in their sum, after the last stage.
 constexpr int SHARES_AT = MAXIMA_AT;
 constexpr int ROW_UNITS_AT = WAITING_AT + WAITING_BYTES;  // HAS_BYTES: divisors of rows of Q

@@ -297,8 +297,8 @@ DEVICE void merge(const Params &p, const WorkRange &range, const Position &part,
       return;
     }
   }
-  // The stages are no longer used.
-  float2 *logs = reinterpret_cast<float2 *>(memory + STAGES_AT);
+  // The query and the stages are no longer used.
+  float2 *logs = reinterpret_cast<float2 *>(memory);
   constexpr int AT_ONCE = 8;
   const int rows = splits.count * TILE;
   for (int first = threadIdx.x; first < rows; first += AT_ONCE * CONSUMERS) {

@@ -57,6 +57,8 @@ COLUMNS = [
             {"batch": 8, "q_heads": 16, "context": 2048, "page_size": 1},
             {"batch": 3, "q_heads": 64, "context": (700, 2, 65), "q_len": 3, "dtype": "fp16"},
             {"batch": 100, "page_size": None, "context": 1024},
+            # A split for each SM.
+            {"q_heads": 16, "context": 131_072},
         )
     ),
     *(

@@ -125,6 +125,8 @@ struct Machine {
 Machine machine;
 
 constexpr u32 SHARED_BASE = 1024;  // shared address of a CTA's first byte
+// Memory after a CTA's shared memory, so that accesses past its end are noticed.
+constexpr u32 GUARD_BYTES = 1 << 18;
 constexpr size_t STACK_BYTES = 1 << 16;
 constexpr int MOST_IDLE_READS = 1 << 22;
 
@@ -442,7 +444,8 @@ const unsigned char *operand(u32 address, u32 bytes) {
 template <bool WRITES>
 void note_access(const void *at, size_t bytes) {
   const size_t offset = static_cast<const unsigned char *>(at) - current_thread->shared;
-  if (offset >= machine.shared_bytes) return;
+  if (offset >= machine.shared_bytes + GUARD_BYTES) return;
+  if (offset + bytes > machine.shared_bytes) fail("an address past the end of shared memory");
   if (WRITES)
     note_write(machine.current->cta, offset, bytes, machine.current);
   else
@@ -932,9 +935,10 @@ void start_cta(int block, Cluster *cluster) {
   machine.running.push_back(std::make_unique<Cta>());
   Cta *cta = machine.running.back().get();
   cta->cluster = cluster, cta->threads = threads;
-  cta->shared = static_cast<unsigned char *>(aligned_alloc(1024, machine.shared_bytes));
+  const u32 whole = (machine.shared_bytes + 1023) / 1024 * 1024;
+  cta->shared = static_cast<unsigned char *>(aligned_alloc(1024, whole + GUARD_BYTES));
   memset(cta->shared, 0xff, machine.shared_bytes);  // NaN in all dtypes
-  cta->words = static_cast<Word *>(calloc(machine.shared_bytes / 4, sizeof(Word)));
+  cta->words = static_cast<Word *>(calloc(whole / 4, sizeof(Word)));
   cta->fibers = std::vector<Fiber>(threads);
   cta->warps = std::vector<Lanes>(machine.kernel.warps);
   cluster->threads += threads;
@@ -979,7 +983,7 @@ const char *run_grid(const Kernel &kernel, const void *params, int ctas, int sha
   static const std::vector<float> floats[2] = {floats_of(false), floats_of(true)};
   machine.kernel = kernel, machine.floats = floats[kernel.bf16].data();
   machine.lazy = lazy, machine.random = seed + 1, machine.params = params;
-  machine.shared_bytes = (shared_bytes + 1023) / 1024 * 1024;
+  machine.shared_bytes = shared_bytes;
   grid.x = ctas, machine.idle_reads = 0, machine.lowest = machine.now = 0, machine.failure.clear();
   std::vector<std::unique_ptr<Cluster>> clusters;
   int started = 0, alive = 0;

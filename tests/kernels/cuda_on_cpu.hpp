@@ -2,8 +2,8 @@
 // where threads of a GPU meet or wait, so a fiber that is never resumed is an error, not a hang.
 //
 // Every access to shared memory is noted. Two by different threads without a barrier between are an
-// error, and so is what the async proxy reads or overwrites without a fence. g++ reports accesses
-// through pointers with the calls of a sanitizer (lean_on_cpu.py).
+// error, and so is what the async proxy reads or overwrites without a fence, or an access past the
+// end. g++ reports accesses through pointers with the calls of a sanitizer (lean_on_cpu.py).
 //
 // Code that depends on a build's macros is in ptx_on_cpu.hpp and wgmma_on_cpu.hpp. All else is here
 // and in cuda_on_cpu.cpp, compiled once for all builds: neither may use a macro of a build. Every

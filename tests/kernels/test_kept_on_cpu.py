@@ -130,6 +130,23 @@ def test_a_wrong_first_copy_is_dropped(name):
         assert launch(case, inputs, workspace) is None
 
 
+@pytest.mark.deep
+def test_a_warp_no_longer_has_the_chunks_that_follow_its_first():
+    """Sequences of 64 tokens are packed, longer ones are not: warps then have every fourth chunk.
+
+    First copies start at the same tokens, with the pages of the next chunks.
+    """
+    problem = AttentionProblem(
+        3, 4, 2, (72,) * 3, 64, lengths_on="device", capacity=96, page_size=16
+    )
+    case = settings(16, 4, 2, 1, 1, 8, "bulk"), problem, 3
+    inputs, workspace = make_inputs(problem, "cpu"), Workspace(epoch=7)
+    assert inputs.cache_seqlens is not None
+    for length in (64, 72, 64):
+        inputs.cache_seqlens.fill_(length)
+        assert launch(case, inputs, workspace) is None
+
+
 def test_another_launch_has_another_key():
     case = CASES["stream-K"]
     inputs, workspace = make_inputs(case[1], "cpu"), Workspace(epoch=7)

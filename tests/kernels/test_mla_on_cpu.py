@@ -82,6 +82,8 @@ DEEP_CASES = {
     ),
     "320 columns": Case(replace(PAIR, **OF_320, **FOUR, page_size=64), 1, 8, lazy=False),
     "288 columns": Case(replace(SINGLE, **OF_288, batch=2), 1, 5, score_scale=12.0),
+    # As many splits as SMs of a GPU: their weights fill the memory of Q and both stages.
+    "160 columns, split over all": Case(replace(SINGLE, **OF_160, batch=1, context=9216), 1, 144),
     "160 columns, pairs": Case(replace(PAIR, **OF_160, **FOUR, page_size=64), 1, 8, lazy=False),
     "160 columns, pages of 1": Case(replace(SINGLE, **OF_160, **UNALIGNED, page_size=1), 1, 6),
     "320 columns, split over many": Case(replace(SINGLE, **OF_320, batch=1, context=900), 1, 16),
