@@ -50,6 +50,7 @@ def by_file(tests: Iterable[str]) -> list[str]:
     return sorted(tests, key=lambda test: test.partition("::")[0])
 
 
+@pytest.mark.deep
 def test_ids_are_the_same_in_another_process_second_and_folder(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -327,6 +327,7 @@ def test_a_new_size_makes_few_function_calls(how, driver):
         assert function_calls(lambda: sized(6, 235, how)) - 2 <= 76
 
 
+@pytest.mark.deep
 def test_ten_thousand_sizes_take_no_more_memory(driver, monkeypatch):
     monkeypatch.setattr(prepared, "_KEPT", 64)
     monkeypatch.setattr(prepared, "_MOST_CHOICES", 64)

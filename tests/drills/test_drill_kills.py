@@ -52,6 +52,7 @@ def report_rows(path: Path) -> int:
     return count
 
 
+@pytest.mark.deep
 def test_killed_at_random_moments_and_resumed_every_cell_once(tmp_path):
     # From before the folder is made until long after the last cell, were it not killed.
     moments = random.Random(20)

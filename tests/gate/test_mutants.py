@@ -93,6 +93,7 @@ JUDGED = (
 )
 
 
+@pytest.mark.deep
 def test_a_survivor_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(mutants, "ROOMS", ("kernels",))
     cases = [replace(mutation, gpu=words) for mutation, words, *_ in JUDGED]

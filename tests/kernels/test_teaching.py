@@ -164,6 +164,7 @@ def ptx() -> str:
     return built.asm["ptx"]
 
 
+@pytest.mark.deep
 def test_flags_order_the_partials():
     """One thread reads and writes flags; barriers make that hold for the partials of all."""
     with process_pool(1) as pool:

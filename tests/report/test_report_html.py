@@ -73,6 +73,7 @@ def test_500_problems_and_5_kernels_stay_under_3_mb(write_run: WriteRun, all_fie
     assert path.stat().st_size < 3_000_000
 
 
+@pytest.mark.deep
 def test_largest_reference_run_stays_under_3_mb(tmp_path: Path) -> None:
     runs = Path("reports").glob("*/*/results.jsonl")
     largest = max(runs, key=lambda path: path.stat().st_size).parent
