@@ -109,7 +109,7 @@ struct Build {
 
   // Only of mla.cu; see mla/layout.cuh. CTAs with the same rows and tokens, each with a share of
   // the columns: 1, 2 or 4. With ragged lengths 1 or that many, by the lengths:
-  // Lengths::column_groups.
+  // Lengths::in_groups.
   static constexpr int column_groups = COLUMN_GROUPS;
   // Limits of that choice.
   static constexpr int most_grouped_stages = MOST_GROUPED_STAGES;

@@ -279,6 +279,14 @@ struct Ring {
     parity = 0;
   }
 
+  // Goes to the next chunk; `more`: there is one.
+  DEVICE void find_next(const Params &p, const Warp &warp, int end) {
+    if constexpr (SCRATCH_OVER_RING)
+      more = next.chunk < next.chunks;
+    else
+      more = more && next.to_next_chunk(p, end, warp.range_warp);
+  }
+
   DEVICE void copy_next(const Params &p, Warp &warp) {
     warp.copy_chunk(p, next, next_stage, false);
     advance();
@@ -313,10 +321,7 @@ struct Ring {
     next = part;
 #pragma unroll 1
     for (; empty_stages > 0; empty_stages--) {
-      if constexpr (SCRATCH_OVER_RING)
-        more = next.chunk < next.chunks;
-      else
-        more = more && next.to_next_chunk(p, end, warp.range_warp);
+      find_next(p, warp, end);
       bool copies = more;
       if (Build::bulk && Build::ragged && more && !first.exists) {
         first = FirstCopy::of(true, next);
@@ -347,10 +352,7 @@ struct Ring {
   DEVICE void fill(const Params &p, Warp &warp, int end) {
 #pragma unroll 1
     for (; empty_stages > 0; empty_stages--) {
-      if constexpr (SCRATCH_OVER_RING)
-        more = next.chunk < next.chunks;
-      else
-        more = more && next.to_next_chunk(p, end, warp.range_warp);
+      find_next(p, warp, end);
       if (more) copy_next(p, warp);
       if constexpr (!Build::bulk || Build::page_scales) cp_async_commit_group();
     }

@@ -18,7 +18,7 @@ struct WorkRange {
 
   // Build::ragged: returns the longest split with which no range crosses an output tile's boundary,
   // and how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
-  // `least`: of its LeanTiles.
+  // `least`: the fewest LeanTiles of the longest split.
   DEVICE int longest_split(const Params &p, int lane, const Lengths &lengths, int ranges, int least,
                            int output_tiles, int real, int &used) const {
     if (ranges < output_tiles) return 0;

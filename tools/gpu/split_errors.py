@@ -49,6 +49,7 @@ def settings(problem: AttentionProblem, gpu: GpuSpec) -> Iterator[tuple[str, Any
 def errors(inputs: AttentionInputs, reference: Reference, name: str, config: Any) -> CheckResult:
     """Launch a kernel and compare its outputs."""
     launch = launch_of(kernel(name), inputs, config)
+    inputs.poison()
     launch()
     return reference.check(written_by(launch, inputs), kernel(name).lse_base)
 
