@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +25,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from processes import end_together, run_within
 
@@ -35,6 +35,7 @@ from leanbench.records.environment import kernels_hash
 from leanbench.records.manifest import MANIFEST, RESULTS
 from leanbench.records.reading import Run, read_run
 from leanbench.records.samples import SAMPLES
+from leanbench.run.sweep_file import load_sweep, shipped_sweeps
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Folders below reports/, by the GPU's name in the catalogue.
@@ -75,11 +76,15 @@ def runs_of(folders: Iterable[Path], seed: int | None) -> list[Again]:
         run = read_run(folder)
         words = _without_place(shlex.split(run.manifest["command"])[1:])
         name = folder.name
-        if old := _seed(run.manifest):
+        if _draws(words):
             if seed is None:
-                sys.exit(f"{name} was drawn: give --seed, a number that no problem is from yet")
-            words[words.index("--seed") + 1] = str(seed)
-            name = f"{name.removesuffix(old)}{seed}"
+                sys.exit(f"{name} is drawn: give --seed, a number that no problem is from yet")
+            if "--seed" in words:
+                place = words.index("--seed") + 1
+                name = re.sub(rf"-{words[place]}$", f"-{seed}", name)
+                words[place] = str(seed)
+            else:
+                words += ["--seed", str(seed)]
             seed += 1
         took_s = sum(row.wall_s or 0.0 for row, _ in run.results)
         gpus = max(problem.gpus.gpus for _, problem in run.results)
@@ -87,10 +92,10 @@ def runs_of(folders: Iterable[Path], seed: int | None) -> list[Again]:
     return sorted(found, key=lambda again: (-again.gpus, -again.expected_s))
 
 
-def _seed(manifest: dict[str, Any]) -> str:
-    sweep = manifest.get("sweep") or {}
-    drawn = sweep.get("draw") or sweep.get("sample") or {}
-    return str(drawn.get("seed", ""))
+def _draws(words: Sequence[str]) -> bool:
+    """Return True if a command draws its problems; its sweep can have a draw only since the run."""
+    named = shipped_sweeps().keys() & {*words}
+    return bool({"--draw", "--seed"} & {*words}) or any(load_sweep(name).draw for name in named)
 
 
 def _without_place(words: Sequence[str]) -> list[str]:

@@ -40,11 +40,12 @@ def test_a_run_is_made_by_the_command_in_its_manifest(tmp_path):
     where = "--out /somewhere/else --name other --no-report --quiet --resume --budget 90s"
     append = ROOT / "reports/h200/append"
     moved = copied(tmp_path, "append", append, command=f"leanbench sweep append {where} --ci 1%")
-    first, second, third = runs_of([MLA, moved, ROOT / "reports/h200/scaling"], None)
+    variants = ROOT / "reports/h200/variants"
+    first, second, third = runs_of([variants, moved, ROOT / "reports/h200/scaling"], None)
     # Several GPUs first, then the longest.
     assert (first.name, first.gpus) == ("scaling", 4)
-    command = json.loads((MLA / "manifest.json").read_text())["command"]
-    assert (second.name, second.gpus) == ("mla", 1)
+    command = json.loads((variants / "manifest.json").read_text())["command"]
+    assert (second.name, second.gpus) == ("variants", 1)
     assert second.words == tuple(shlex.split(command)[1:])
     assert (third.name, third.words) == ("append", ("sweep", "append", "--ci", "1%"))
     assert second.expected_s > third.expected_s > gpu_runs.START_S
@@ -58,6 +59,26 @@ def test_drawn_runs_get_a_seed_each():
         assert words[words.index("--seed") + 1] == name.removeprefix("serving-")
     with pytest.raises(SystemExit):
         runs_of(drawn, None)
+
+
+def test_a_sweep_that_is_drawn_now_gets_a_seed(tmp_path):
+    """The command is from before. A folder whose name ends with no seed keeps it for documents."""
+    words = {
+        "mla": ("sweep", "mla", "--ci", "1%"),
+        "fewer": ("sweep", "fp8", "--draw", "9"),
+        "own-200": ("sweep", "own.toml", "--seed", "3"),
+    }
+    folders = [
+        copied(tmp_path, name, command=shlex.join(["leanbench", *command]))
+        for name, command in words.items()
+    ]
+    assert {run.name: run.words for run in runs_of(folders, 5)} == {
+        "mla": (*words["mla"], "--seed", "5"),
+        "fewer": (*words["fewer"], "--seed", "6"),
+        "own-200": ("sweep", "own.toml", "--seed", "7"),
+    }
+    with pytest.raises(SystemExit):
+        runs_of(folders[:1], None)
 
 
 def test_a_run_of_several_gpus_gets_them(tmp_path, monkeypatch, capsys):
