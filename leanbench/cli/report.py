@@ -13,7 +13,8 @@ from leanbench.cli.options import Baseline, Runs, option
 def report(
     runs: Runs,
     out: Annotated[
-        Path | None, option("--out", "DIR", "Where to write.", show_default="the run directory")
+        Path | None,
+        option("--out", "DIR", "Where to write.", show_default="the run; below runs/ if published"),
     ] = None,
     format_: Annotated[
         str,
@@ -35,7 +36,8 @@ def report(
     docs/formats.md has the other formats; Parquet needs pyarrow.
     """
     from leanbench.core.errors import UserError
-    from leanbench.records.reading import find_run
+    from leanbench.core.paths import REPORTS
+    from leanbench.records.reading import RUNS, find_run
     from leanbench.report import write_report
 
     first, *others = map(find_run, runs)
@@ -43,6 +45,10 @@ def report(
         raise UserError(
             "a report of several runs belongs to none of them: say with --out which folder to write"
         )
+    if out is None:
+        out, place = first, first.resolve()
+        if place.is_relative_to(REPORTS):
+            out = RUNS / place.relative_to(REPORTS)
     formats = list(dict.fromkeys(name.strip() for name in format_.split(",")))
-    for path in write_report(first, out or first, formats, others, baseline, alone=True):
+    for path in write_report(first, out, formats, others, baseline, alone=True):
         typer.echo(path)

@@ -14,7 +14,8 @@ _ROOT = _SHIPPED if _SHIPPED.is_dir() else _PACKAGE.parent
 
 KERNELS = _ROOT / "kernels"
 SWEEPS = _ROOT / "sweeps"
-REPORT_TEMPLATES = _ROOT / "reports" / "templates"
+REPORTS = _ROOT / "reports"
+REPORT_TEMPLATES = REPORTS / "templates"
 
 
 def user_folder() -> Path:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from leanbench.cli.report import report
 from leanbench.core.errors import UserError
+from leanbench.core.paths import REPORTS
 from leanbench.records.reading import read_run
 from leanbench.report import write_report
 
@@ -36,6 +37,20 @@ def test_out_and_format(write_run: WriteRun, tmp_path: Path) -> None:
     words = [str(write_run(measured_rows())), "--out", str(out), "--format", "csv"]
     assert CliRunner().invoke(app, words).output == f"{out / 'report.csv'}\n"
     assert [path.name for path in out.iterdir()] == ["report.csv"]
+
+
+def test_a_published_run_is_left_as_it_is(tmp_path: Path, monkeypatch) -> None:
+    run = REPORTS / "h200" / "batch-invariant"
+    before = sorted(run.iterdir())
+    monkeypatch.chdir(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(run)
+    for name in (run, link):
+        result = CliRunner().invoke(app, [str(name), "--format", "markdown,csv"])
+        out = Path("runs/h200/batch-invariant")
+        assert result.output == f"{out / 'report.md'}\n{out / 'report.csv'}\n"
+        assert (out / "report.md").read_text().startswith("# ")
+    assert sorted(run.iterdir()) == before
 
 
 @pytest.mark.deep
