@@ -43,8 +43,8 @@ KV_DTYPES = (SAME, "e4m3")
 PAGE_SIZES = (None, 16, 64)
 #: Output tiles above which the performance model takes seconds.
 MOST_TILES = 4096
-#: Bytes of a weight in published formats.
-_WEIGHT_BYTES = {"fp8": 1.0, "mxfp4": 0.53}
+#: End of the name of a model's checkpoint in 8 bits.
+_FP8 = "-fp8"
 #: GPUs that a shortage names.
 _LARGER = ("h200", "b200", "b300")
 #: Axes that a plain problem over fewer tokens stands for.
@@ -102,7 +102,8 @@ class Request:
     def is_alias(self) -> bool:
         """True if the name is another model's with the same attention."""
         config = registry().get(self.model or "")
-        return config is not None and self.name.lower() not in (config.name, config.hub.lower())
+        name = self.name.lower().removesuffix(_FP8)
+        return config is not None and name not in (config.name, config.hub.lower())
 
     def layers(self, tp: int) -> dict[Layer, int]:
         """Count the attention layers of each kind on one of `tp` GPUs."""
@@ -142,10 +143,16 @@ class Request:
             return None
 
     @property
+    def is_fp8(self) -> bool:
+        """True for the checkpoint of a registered model in 8 bits, by its name."""
+        return self.model in registry() and self.name.lower().endswith(_FP8)
+
+    @property
     def weight_bytes(self) -> float:
-        """Bytes of a weight as published, or else of 16 bits."""
-        quantization = self.whole.source.quantization if self.whole else None
-        return _WEIGHT_BYTES.get(quantization or "", WEIGHT_BYTES)
+        """Bytes of a weight as published."""
+        if self.is_fp8:
+            return 1
+        return self.whole.source.weight_bits / 8 if self.whole else WEIGHT_BYTES
 
 
 @dataclass(frozen=True)
@@ -237,8 +244,8 @@ def _options(
         found[problem] = {name: estimates[name] for name in without_modes(estimates)}
     shared = set.intersection(*(set(of) for of in found.values()))
     if not shared:
-        without = next((problem for problem, of in found.items() if not of), form.problem)
-        raise UserError(_why_none(request, without))
+        without = [problem for problem, of in found.items() if not of]
+        raise UserError(_why_none(request, form, without or [form.problem]))
     options = [
         Option(name, form, {problem: of[name] for problem, of in found.items()}) for name in shared
     ]
@@ -385,6 +392,9 @@ def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]
     )
     fixes = [f"a batch of {batch}"] * (batch > 0)
     fixes += [f"contexts up to {short_count(tokens // 1024 * 1024)}"] * (tokens >= 1024)
+    in_8_bits = replace(request, name=request.name + _FP8)
+    if needs.weights and in_8_bits.weight_bytes < request.weight_bytes:
+        fixes += [in_8_bits.name] * any(_fits(in_8_bits, each, kv_dtype) for each in splits)
     fixes += [flag for flag in [next(enough, None)] if flag]
     weights = f"weights {needs.weights / 1e9:.1f} GB, " if needs.weights else ""
     weights += f"{kv_dtype} " * (kv_dtype != SAME)
@@ -503,7 +513,10 @@ def form_to_measure(request: Request) -> Form:
             for split in request.splits:
                 if _fits(request, split, kv_dtype):
                     return _form(request, split, kv_dtype, request.page_sizes[0])
-        raise
+        if not request.splits:
+            raise
+        shortage = _shortage(request, request.kv_dtypes[-1], request.splits)
+        raise UserError(shortage) from None
 
 
 def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]]]:
@@ -520,8 +533,10 @@ def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]
     for kv_dtype in request.kv_dtypes:
         if found := _able(request, kv_dtype, reasons, fitting=True):
             return kv_dtype, found
+    unfit: list[str] = []
     for kv_dtype in reversed(request.kv_dtypes):
-        if found := _able(request, kv_dtype, reasons, fitting=False):
+        unfit.clear()
+        if found := _able(request, kv_dtype, unfit, fitting=False):
             raise UserError(_shortage(request, kv_dtype, list(found)))
     fewer = (replace(request, gpus=gpus) for gpus in range(request.gpus - 1, 0, -1))
     enough = (
@@ -529,7 +544,7 @@ def _that_fit(request: Request) -> tuple[str, dict[tuple[int, int], list[Option]
         for each in fewer
         if any(_able(each, kv_dtype, [], fitting=True) for kv_dtype in request.kv_dtypes)
     )
-    raise UserError(reasons[0] + next(enough, ""))
+    raise UserError([*reasons, *unfit][0] + next(enough, ""))
 
 
 def _able(
@@ -559,12 +574,20 @@ def page_words(page_size: int | None) -> str:
     return "contiguous" if page_size is None else f"pages of {page_size}"
 
 
-def _why_none(request: Request, problem: AttentionProblem) -> str:
-    """Return why no kernel can be estimated."""
+def _why_none(request: Request, form: Form, layers: Sequence[AttentionProblem]) -> str:
+    """Return why no kernel can be estimated in these layers."""
+    problem, words = layers[0], layers[0].label
+    others = model_named(request.model).other_layers if request.model else {}
+    if others or len(form.layers) > 1:
+        words = " and ".join(f"{form.layers[each]} layers ({each.label})" for each in layers)
+        words += f" of {request.name}"
     every = [kernel(name) for name in request.named or REFERENCES[:: -1 if problem.latent else 1]]
-    each = next((each for each in every if _refusal(each, problem) is None), every[0])
+    # The kernel that an fp8 cache alone rules out tells more than one that never runs it.
+    plain = replace(problem, kv_dtype=SAME)
+    runs = (each for of in (problem, plain) for each in every if _refusal(each, of) is None)
+    each = next(runs, every[0])
     if reason := _refusal(each, problem):
-        return f"no kernel runs {problem.label}: {reason}"
+        return f"no kernel runs {words}: {reason}"
     if not is_modelled(each):
         fix = "leave --backends out, or measure" if request.named else "measure it"
         reason = f"the performance model does not know {each.name}: {fix}"
@@ -572,5 +595,8 @@ def _why_none(request: Request, problem: AttentionProblem) -> str:
         fields = predict_cell(problem, each, "default", request.spec)
         if fields["status"] == "out_of_memory":
             return f"{problem.label} {fields['reason']}"
-        reason = fields.get("reason")
-    return f"nothing near {problem.label} was measured on {request.spec.name}, and {reason}"
+        fix = f"measure {each.name} on that GPU, with --measure"
+        reason = fields["reason"].replace("run it on a GPU", fix)
+    named = ", ".join(f"{count} of {name}" for name, count in others.items())
+    rest = f"; layers without an attention that leanbench has ({named}) do not count" * bool(named)
+    return f"nothing near {words} was measured on {request.spec.name}, and {reason}{rest}"

@@ -235,7 +235,8 @@ def _notes(of: Recommendation) -> str:
         elif 0 < most < max(request.contexts):
             notes.append(f"{request.name} has {most:,} positions, fewer than the context")
         is_16_bit = request.weight_bytes == WEIGHT_BYTES
-        quantised = f"weights count as published ({whole.source.quantization})"
+        quantization = "fp8" if request.is_fp8 else whole.source.quantization
+        quantised = f"weights count as published ({quantization})"
         notes += [*(whole.notes if is_16_bit else [quantised]), *whole.prediction_notes]
     if any(each.plain for each in of.choice.layers.values()):
         notes.append(

@@ -45,7 +45,7 @@ def lookup(
     for word in shape:
         if name := own_name(word):
             raise UserError(
-                f"{word} is a model: `leanbench recommend {name}` answers for its layers; look up a"
+                f"{word} is a model: `leanbench recommend {word}` answers for its layers; look up a"
                 f" layer by its shape, {model_named(name).main_layer.words} n4k"
             )
     problem = parse_problem(shape)

@@ -39,7 +39,7 @@ def recommend(
         str | None,
         argument(
             "MODEL",
-            "A name from `leanbench list models`, or a config.json.",
+            "A name from `leanbench list models`, NAME-fp8 for 8-bit weights, or a config.json.",
             autocompletion=model_names,
         ),
     ] = None,

@@ -14,11 +14,13 @@ from cli.running import invoke, printed, refusal
 from example_rows import row
 
 from leanbench.advice.recommend import Recommendation
+from leanbench.core.llm.config import registry
+from leanbench.core.llm.model import read_model
 from leanbench.core.registry import kernels
 from leanbench.gpu.catalogue import find
 from leanbench.gpu.local import Target
 from leanbench.records.reading import Run
-from leanbench.run.cells import expand
+from leanbench.run.cells import Sweep, expand
 from leanbench.run.estimate import estimated_seconds
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
@@ -223,6 +225,29 @@ def test_a_config_json(tmp_path: Path):
     assert data(f"{path} --gpu h200")["tokens_per_s"] > 0
 
 
+@pytest.mark.parametrize("name", ["glm-5-fp8", "zai-org/GLM-5-FP8"])
+def test_an_fp8_checkpoint_has_half_the_bytes(name: str):
+    found = data(f"{name} --gpu h200 --gpus 8")
+    assert (found["kernel"], found["source"]) == ("lean_mla", "neighbours")
+    assert found["memory"]["weights"] == read_model("glm-5:tp=8").weights
+    assert found["sentences"]["Note"].startswith("weights count as published (fp8); ")
+    assert f"--model {name} " in found["command"]
+
+
+def test_weights_of_a_config_json_have_its_bits(tmp_path: Path):
+    keys = registry()["llama-3-70b"].published
+    # The name of a folder says nothing.
+    for name, quantization in (("whole-fp8", None), ("half", {"quant_method": "gptq", "bits": 8})):
+        (tmp_path / name).mkdir()
+        config = json.dumps({**keys, "quantization_config": quantization})
+        (tmp_path / name / "config.json").write_text(config)
+    half = data(f"{tmp_path / 'half'} --gpu h200")
+    assert half["memory"]["weights"] == read_model("llama-3-70b").weights
+    assert "weights count as published (gptq)" in half["sentences"]["Note"]
+    whole = refusal("recommend", str(tmp_path / "whole-fp8"), "--gpu", "h200")
+    assert whole.endswith("h200 has 141 GB: --gpus 2 would fit")
+
+
 def test_without_arguments_and_without_a_gpu_it_shows_two_examples():
     text = printed("recommend")
     assert text.startswith("No GPU is here to measure. Name a model or a shape, and a GPU:")
@@ -265,6 +290,30 @@ def test_without_arguments_on_a_gpu_it_measures_what_is_installed(monkeypatch: A
     assert seconds < 60
 
 
+def timed(sweep: Sweep) -> Run:
+    """Return a measured run of a sweep, in which cuDNN takes half as long."""
+    results = []
+    for cell in expand(sweep):
+        us = 10.0 if cell.kernel == "cudnn_best" else 20.0
+        fields = {"problem": cell.problem.to_dict(), "kernel": cell.kernel, "latency_us": us}
+        ends = {"latency_ci_low_us": us * 0.99, "latency_ci_high_us": us * 1.01}
+        results.append((row(cell.key, **fields, **ends, source="measured"), cell.problem))
+    manifest = {"gpu": {"name": "h200"}, "created": "2026-11-28T00:00:00", "environments": {}}
+    return Run(Path("runs/here"), manifest, tuple(results))
+
+
+@pytest.mark.usefixtures("h200_here")
+def test_layers_without_an_estimate_can_be_measured(monkeypatch: Any):
+    monkeypatch.setattr("leanbench.cli.sweep_run.rows_of_sweep", lambda sweep, *_: timed(sweep))
+    words = "recommend deepseek-v4 --measure".split()
+    found = json.loads(printed(*words, "--gpus", "4", "--json"))
+    assert (found["kernel"], found["source"]) == ("lean", "measured")
+    # The other layers are named.
+    assert found["attention_us"] == (2 + 21) * 20.0
+    assert "(20 of heavily_compressed_attention)" in found["sentences"]["Note"]
+    assert refusal(*words).endswith("--gpus 4 would fit")
+
+
 @pytest.mark.usefixtures("h200_here")
 @pytest.mark.parametrize(
     "words", ["--shape 32/8x128 --batch 8 --context 5k", "llama-3-8b --batch 4 --context 5k"]
@@ -274,14 +323,7 @@ def test_measure_answers_from_rows_taken_here(monkeypatch: Any, tmp_path: Path, 
 
     def rows_of_sweep(sweep: Any, flags: Any, command: list[str]) -> Run:
         took.append((sweep, flags, command))
-        results = []
-        for cell in expand(sweep):
-            us = 10.0 if cell.kernel == "cudnn_best" else 20.0
-            fields = {"problem": cell.problem.to_dict(), "kernel": cell.kernel, "latency_us": us}
-            ends = {"latency_ci_low_us": us * 0.99, "latency_ci_high_us": us * 1.01}
-            results.append((row(cell.key, **fields, **ends, source="measured"), cell.problem))
-        manifest = {"gpu": {"name": "h200"}, "created": "2026-11-28T00:00:00", "environments": {}}
-        return Run(Path("runs/here"), manifest, tuple(results))
+        return timed(sweep)
 
     monkeypatch.setattr("leanbench.cli.sweep_run.rows_of_sweep", rows_of_sweep)
     found = json.loads(printed("recommend", *words.split(), "--measure", "--json"))
@@ -384,19 +426,20 @@ def test_long_times_have_all_their_digits():
 
 
 REFUSED = (
-    "--gpu h100; llama-3-8b; llama-9 --gpu h100; llama-3-8b --gpu z900; llama-3-8b --shape"
-    " 8x64 --gpu h100; --shape 8/3x64 --gpu h100; --shape 8 --gpu h100; --shape 8x100 --gpu"
-    " h100; llama-3-8b --gpu h100 --gpus 3; llama-3-8b --gpu h100 --gpus 9; llama-3-8b --gpu"
-    " h100 --context 1k,2k; llama-3-8b,opt-6.7b --gpu h100; llama-3-8b --gpu h100 --lengths"
-    " 64k+1k --batch 3; llama-3-8b --gpu h100 --lengths zipf; llama-3-8b --gpu h100 --lengths"
-    " nowhere; llama-3-8b --gpu h100 --kv-dtype fp4; llama-3-8b --gpu h100 --backends laen;"
-    " llama-3-8b --gpu a100 --backends flashinfer; llama-3-8b --gpu h100 --usd-per-hour 0;"
-    " --shape 32/8x128 --gpu h100 --usd-per-hour 2; llama-3-405b --gpu h100 --gpus 8;"
-    " deepseek-v4-flash --gpu h200 --gpus 8; deepseek-r1 --gpu h200 --gpus 8 --batch 160"
+    "--gpu h100; llama-3-8b; llama-9 --gpu h100; llama-3-8b --gpu z900; llama-3-8b --shape 8x64"
+    " --gpu h100; --shape 8/3x64 --gpu h100; --shape 8 --gpu h100; --shape 8x100 --gpu h100;"
+    " llama-3-8b --gpu h100 --gpus 3; llama-3-8b --gpu h100 --gpus 9; llama-3-8b --gpu h100"
+    " --context 1k,2k; llama-3-8b,opt-6.7b --gpu h100; llama-3-8b --gpu h100 --lengths 64k+1k"
+    " --batch 3; llama-3-8b --gpu h100 --lengths zipf; llama-3-8b --gpu h100 --lengths nowhere;"
+    " llama-3-8b --gpu h100 --kv-dtype fp4; llama-3-8b --gpu h100 --backends laen; llama-3-8b"
+    " --gpu a100 --backends flashinfer; llama-3-8b --gpu h100 --usd-per-hour 0; --shape 32/8x128"
+    " --gpu h100 --usd-per-hour 2; llama-3-405b --gpu h100 --gpus 8; deepseek-v4 --gpu h200 --gpus"
+    " 8; deepseek-v4 --gpu h100; deepseek-v4 --gpu h100 --gpus 8 --kv-dtype e4m3; glm-5 --gpu h200"
+    " --gpus 8; mimo-v2-flash --gpu h100 --gpus 8; deepseek-r1 --gpu h200 --gpus 8 --batch 160"
     " --context 16k; llama-3-8b --gpu a100-40gb --batch 32 --context 8k; qwen3-8b --gpu h100"
     " --batch 64 --context 32k; --shape 64/64x128 --gpu a100 --batch 5000 --context 100;"
-    " gemma-3-1b --gpu h200 --gpus 8; --shape 32/8x128 --gpu h200 --context 64m; --shape"
-    " 128/1x576 --gpu h100"
+    " gemma-3-1b --gpu h200 --gpus 8; --shape 32/8x128 --gpu h200 --context 64m; --shape 128/1x576"
+    " --gpu h100"
 )
 
 

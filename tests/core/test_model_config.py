@@ -328,27 +328,36 @@ def test_keys_that_are_not_read_may_be_anything(tmp_path):
     assert layers_of(read_config(written(tmp_path, text)))
 
 
+def _groups(*bits: Any) -> dict[str, Any]:
+    """Return the quantisation of a checkpoint by compressed-tensors."""
+    groups = {f"group_{place}": {"weights": {"num_bits": of}} for place, of in enumerate(bits)}
+    return {"quant_method": "compressed-tensors", "config_groups": groups}
+
+
 @pytest.mark.parametrize(
-    ("keys", "beside", "expected"),
+    ("table", "beside", "expected", "bits"),
     [
-        ({}, None, None),
-        ({"quantization_config": {"quant_method": "fp8", "fmt": "e4m3"}}, None, "fp8"),
-        ({"compression_config": {"format": "pack-quantized"}}, None, "pack-quantized"),
-        (
-            {"quantization_config": {"quant_algo": "NVFP4", "quant_method": "modelopt"}},
-            None,
-            "NVFP4",
-        ),
-        ({"quantization_config": [1]}, None, "quantised"),
-        ({"quantization_config": {"quant_method": "a\x1b[31m\n"}}, None, r"a\x1b[31m\n"),
-        ({}, {"quantization": {"quant_algo": "FP8"}}, "FP8"),
+        (None, None, None, 16),
+        ({"quant_method": "fp8", "fmt": "e4m3"}, None, "fp8", 8),
+        ({"format": "pack-quantized"}, None, "pack-quantized", 16),
+        ({"quant_algo": "NVFP4", "quant_method": "modelopt"}, None, "NVFP4", 4.5),
+        ([1], None, "quantised", 16),
+        ({"quant_method": "a\x1b[31m\n"}, None, r"a\x1b[31m\n", 16),
+        (None, {"quantization": {"quant_algo": "FP8"}}, "FP8", 8),
+        ({"quant_method": "awq", "bits": 4}, None, "awq", 4),
+        ({"quant_method": "gptq", "bits": True}, None, "gptq", 16),
+        (_groups(8), None, "compressed-tensors", 8),
+        (_groups(8, 4), None, "compressed-tensors", 8),
+        (_groups(None, "8", 99, 0), None, "compressed-tensors", 16),
+        (_groups(4) | {"config_groups": [4]}, None, "compressed-tensors", 16),
     ],
 )
-def test_quantised_weights_are_told(tmp_path, keys, beside, expected):
+def test_quantised_weights_are_told(tmp_path, table, beside, expected, bits):
+    keys = {"compression_config" if expected == "pack-quantized" else "quantization_config": table}
     if beside is not None:
         (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     model = read_model(written(tmp_path, {**TINY, **keys}))
-    assert model.source.quantization == expected
+    assert (model.source.quantization, model.source.weight_bits) == (expected, bits)
     assert len(model.notes) == (expected is not None)
 
 
@@ -469,7 +478,8 @@ def test_weights_that_are_not_known(tmp_path, keys):
         ("Qwen/Qwen3-32B", "qwen3-32b"),
         ("checkpoints/llama-3-8b", None),
         ("./llama-3-8b", None),
-        ("zai-org/GLM-5-FP8", None),
+        ("zai-org/GLM-5-FP8", "glm-5"),
+        ("owner/GLM-5-FP8", None),
     ],
 )
 def test_names_of_the_hub_with_the_same_layers(name: str, known: str | None) -> None:

@@ -25,9 +25,9 @@ from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention, NotAConfig,
 from leanbench.core.syntax import MAX_NUMBER
 
 _REGISTRY = Path(__file__).with_name("registry.toml")
-#: Keys of the registry in addition to those of a config.json.
 #: Words of a name whose models have the layers of the model without them.
-_SAME_SHAPE = re.compile(r"-(?:base|chat|hf|instruct|it|pt)(?![^-])|(?<![^/])meta-(?=llama-\d)")
+_SAME_SHAPE = re.compile(r"-(?:base|chat|fp8|hf|instruct|it|pt)(?![^-])|(?<![^/])meta-(?=llama-\d)")
+#: Keys of the registry in addition to those of a config.json.
 _ABOUT = ("config", "also", "quantization")
 #: Keys of the decoder's config in multimodal models, or of the part that has it.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -66,6 +66,10 @@ _OTHER_NAMES = {
     "moe_num_experts": "num_experts",
 }
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
+#: Bits of a weight by the names of formats; of formats with scales of few weights, theirs included.
+_WEIGHT_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5}
+#: Bits of a weight as loaded here, or in a format without known bits.
+_PLAIN_BITS = 16.0
 #: Types without attention.
 _RECURRENT_TYPES = re.compile(
     r"(falcon_)?mamba2?$|rwkv|xlstm$|retnet$|gla$|(gated_)?delta_?net$|hgrn2?$"
@@ -146,6 +150,8 @@ class ModelConfig:
     keys: Mapping[str, Any]
     #: Format of the checkpoint's weights, such as fp8; None: not quantised.
     quantization: str | None = None
+    #: Bits of a published weight.
+    weight_bits: float = _PLAIN_BITS
     #: Names of models with the same attention.
     also: tuple[str, ...] = ()
     #: Repository of the Hugging Face hub with the config.json of a registry entry.
@@ -175,6 +181,7 @@ def registry() -> Mapping[str, ModelConfig]:
             published,
             _with_new_names(published),
             entry.get("quantization"),
+            _WEIGHT_BITS.get(entry.get("quantization", ""), _PLAIN_BITS),
             tuple(entry.get("also", ())),
             entry["config"],
         )
@@ -250,7 +257,7 @@ def read_config(name: str) -> ModelConfig:
     whole = _read_table(path)
     parts = _parts(path, whole)
     published = dict(parts[-1])
-    quantization = _quantization(path, whole, published)
+    quantization, weight_bits = _quantization(path, whole, published)
     for key in _QUANTIZATION_KEYS:
         published.pop(key, None)
     published = _with_new_names(published)
@@ -297,6 +304,7 @@ def read_config(name: str) -> ModelConfig:
         published,
         keys,
         quantization,
+        weight_bits,
         has_defaults=bool(defaults),
         has_transformers=mapping is not None,
     )
@@ -513,20 +521,33 @@ def _with_other_names(keys: Mapping[str, Any]) -> dict[str, Any]:
     return named | {key: value for key, value in keys.items() if value is not None}
 
 
-def _quantization(path: Path, *configs: Mapping[str, Any]) -> str | None:
-    """Name the format of quantised weights, from the config or a file next to it."""
+def _quantization(path: Path, *configs: Mapping[str, Any]) -> tuple[str | None, float]:
+    """Name the format of quantised weights and return their bits, from the config or a file next to
+    it.
+    """
     tables = [config.get(key) for config in configs for key in _QUANTIZATION_KEYS]
     beside = path.with_name("hf_quant_config.json")
     if beside.exists():
         tables.append(_read_table(beside).get("quantization"))
-    for table in filter(None, tables):
-        names = (
-            [table.get(key) for key in ("quant_algo", "quant_method", "format")]
-            if isinstance(table, dict)
-            else []
-        )
-        return next((name for name in names if isinstance(name, str) and name), "quantised")[:40]
-    return None
+    given = next(filter(None, tables), None)
+    if given is None:
+        return None, _PLAIN_BITS
+    table = given if isinstance(given, dict) else {}
+    names = [table.get(key) for key in ("quant_algo", "quant_method", "format")]
+    name = next((name for name in names if isinstance(name, str) and name), "quantised")
+    return name[:40], _WEIGHT_BITS.get(name.lower()) or max(_bits_of(table), default=_PLAIN_BITS)
+
+
+def _bits_of(table: Mapping[str, Any]) -> list[int]:
+    """Return the bits of weights that a quantisation names, of compressed-tensors by group."""
+    groups = table.get("config_groups")
+    groups = [*groups.values()] if isinstance(groups, dict) else []
+    weights = [group.get("weights") for group in groups if isinstance(group, dict)]
+    named = [
+        table.get("bits"),
+        *(each.get("num_bits") for each in weights if isinstance(each, dict)),
+    ]
+    return [bits for bits in named if type(bits) is int and 0 < bits < _PLAIN_BITS]
 
 
 def _class_mapping() -> Any:
