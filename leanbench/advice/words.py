@@ -30,7 +30,7 @@ def title(of: Recommendation) -> str:
     request, contexts = of.request, of.request.contexts
     product = request.spec.product.removeprefix("NVIDIA ")
     gpus = f"{request.gpus} x {product}" if request.gpus > 1 else product
-    lengths = f"{contexts[0]:,} tokens"
+    lengths = f"{contexts[0]:,} token{'s' * (contexts[0] > 1)}"
     if len(set(contexts)) > 1:
         mean = sum(contexts) / len(contexts)
         lengths = f"{mean:,.0f} tokens in the mean, {max(contexts):,} at most"
@@ -213,7 +213,8 @@ def _other_forms(of: Recommendation) -> str:
 def _memory(of: Recommendation) -> str:
     memory, available = of.memory, f"{of.request.spec.memory_gb:.0f} GB a GPU"
     if not memory.weights:
-        return f"KV cache alone {memory.kv / 1e9:.1f} of {available}, the weights are not known"
+        megabytes = _digits(memory.kv / 1e6, 4)
+        return f"KV cache alone {megabytes} MB of {available}, the weights are not known"
     return (
         f"{memory.total / 1e9:.1f} of {available}: weights {memory.weights / 1e9:.1f} GB,"
         f" KV cache {memory.kv / 1e9:.1f} GB, other {RESERVE_BYTES / 1e9:.1f} GB"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Kernels in the table and in the sweep's command.
 _LISTED = 6
+_SHAPE = re.compile(r"([\d/]+)x(\d+)", re.ASCII)
 #: Time after which the tour and --measure start nothing more.
 _BUDGET = "2m"
 _HELP = """\
@@ -234,10 +235,12 @@ def _axis_flags(model: str | None, shape: str | None, given: Mapping[str, str]) 
     """Return the axes of a sweep, one value each, as text."""
     if model is not None and shape is not None:
         raise UserError(f"model {model} conflicts with --shape {shape}: leave one of them out")
+    if model is not None and _SHAPE.fullmatch(model.strip()):
+        raise UserError(f"{model} is a shape and no model: write --shape {model}")
     if shape is None:
         flags = {"model": str(model)}
     else:
-        match = re.fullmatch(r"([\d/]+)x(\d+)", shape.strip(), re.ASCII)
+        match = _SHAPE.fullmatch(shape.strip())
         if match is None:
             fix = "write heads x head_dim such as 32/8x128"
             raise InvalidValue("--shape", shape, Reason.SYNTAX, fix)

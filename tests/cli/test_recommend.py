@@ -427,19 +427,19 @@ def test_long_times_have_all_their_digits():
 
 REFUSED = (
     "--gpu h100; llama-3-8b; llama-9 --gpu h100; llama-3-8b --gpu z900; llama-3-8b --shape 8x64"
-    " --gpu h100; --shape 8/3x64 --gpu h100; --shape 8 --gpu h100; --shape 8x100 --gpu h100;"
-    " llama-3-8b --gpu h100 --gpus 3; llama-3-8b --gpu h100 --gpus 9; llama-3-8b --gpu h100"
-    " --context 1k,2k; llama-3-8b,opt-6.7b --gpu h100; llama-3-8b --gpu h100 --lengths 64k+1k"
-    " --batch 3; llama-3-8b --gpu h100 --lengths zipf; llama-3-8b --gpu h100 --lengths nowhere;"
-    " llama-3-8b --gpu h100 --kv-dtype fp4; llama-3-8b --gpu h100 --backends laen; llama-3-8b"
-    " --gpu a100 --backends flashinfer; llama-3-8b --gpu h100 --usd-per-hour 0; --shape 32/8x128"
-    " --gpu h100 --usd-per-hour 2; llama-3-405b --gpu h100 --gpus 8; deepseek-v4 --gpu h200 --gpus"
-    " 8; deepseek-v4 --gpu h100; deepseek-v4 --gpu h100 --gpus 8 --kv-dtype e4m3; glm-5 --gpu h200"
-    " --gpus 8; mimo-v2-flash --gpu h100 --gpus 8; deepseek-r1 --gpu h200 --gpus 8 --batch 160"
-    " --context 16k; llama-3-8b --gpu a100-40gb --batch 32 --context 8k; qwen3-8b --gpu h100"
-    " --batch 64 --context 32k; --shape 64/64x128 --gpu a100 --batch 5000 --context 100;"
-    " gemma-3-1b --gpu h200 --gpus 8; --shape 32/8x128 --gpu h200 --context 64m; --shape 128/1x576"
-    " --gpu h100"
+    " --gpu h100; --shape 8/3x64 --gpu h100; --shape 8 --gpu h100; 32/8x128 --gpu h100; --shape"
+    " 8x100 --gpu h100; llama-3-8b --gpu h100 --gpus 3; llama-3-8b --gpu h100 --gpus 9; llama-3-8b"
+    " --gpu h100 --context 1k,2k; llama-3-8b,opt-6.7b --gpu h100; llama-3-8b --gpu h100 --lengths"
+    " 64k+1k --batch 3; llama-3-8b --gpu h100 --lengths zipf; llama-3-8b --gpu h100 --lengths"
+    " nowhere; llama-3-8b --gpu h100 --kv-dtype fp4; llama-3-8b --gpu h100 --backends laen;"
+    " llama-3-8b --gpu a100 --backends flashinfer; llama-3-8b --gpu h100 --usd-per-hour 0; --shape"
+    " 32/8x128 --gpu h100 --usd-per-hour 2; llama-3-405b --gpu h100 --gpus 8; deepseek-v4 --gpu"
+    " h200 --gpus 8; deepseek-v4 --gpu h100; deepseek-v4 --gpu h100 --gpus 8 --kv-dtype e4m3;"
+    " glm-5 --gpu h200 --gpus 8; mimo-v2-flash --gpu h100 --gpus 8; deepseek-r1 --gpu h200 --gpus"
+    " 8 --batch 160 --context 16k; llama-3-8b --gpu a100-40gb --batch 32 --context 8k; qwen3-8b"
+    " --gpu h100 --batch 64 --context 32k; --shape 64/64x128 --gpu a100 --batch 5000 --context"
+    " 100; gemma-3-1b --gpu h200 --gpus 8; --shape 32/8x128 --gpu h200 --context 64m; --shape"
+    " 128/1x576 --gpu h100"
 )
 
 
