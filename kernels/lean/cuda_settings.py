@@ -614,6 +614,18 @@ def _many_rows_us(problem: AttentionProblem, gpu: GpuSpec, batch: int, tokens: i
     return math.exp(sum(logs) / len(logs))
 
 
+def shares_prefix(prefix_bytes: int, batch: int, gpu: GpuSpec) -> bool:
+    """Return True if a launch over a shared prefix is faster than a read of it by each sequence.
+
+    Later reads come from the L2 if it holds the prefix. Tokens after the prefix take the same time
+    either way.
+    """
+    memory_us = prefix_bytes / (gpu.bandwidth_tb_s * 1e6)
+    again_us = prefix_bytes / gpu.l2_bytes_per_us if prefix_bytes < gpu.l2_bytes else memory_us
+    launch_us = _MANY_ROWS_US + _MANY_ROWS_SHARE * memory_us
+    return launch_us < memory_us + (batch - 1) * again_us
+
+
 #: Constants measured on a GPU, if not `Costs()`.
 _measured: dict[GpuSpec, Costs] = {}
 

@@ -188,10 +188,11 @@ def lean_attn_with_kvcache(
             `k` with `v` are not supported.
         shared_prefix: Tokens in pages that all rows of the `block_table` begin with: a multiple of
             the page size, and at most what every query token of every sequence sees. They are read
-            once for all sequences, in a launch of its own. 0: none. See
-            `leanbench.shared_prefix`. Windows, chunks, `alibi_slopes`, `cache_leftpad`,
-            `cache_batch_idx`, `k` with `v`, rotary embedding, `qv`, `batch_invariant` and scales of
-            each sequence are not supported. A `config` is that of the other launch.
+            once for all sequences, in a launch of its own, unless the plain call is predicted to be
+            faster. 0: none. See `leanbench.shared_prefix`. Windows, chunks, `alibi_slopes`,
+            `cache_leftpad`, `cache_batch_idx`, `k` with `v`, rotary embedding, `qv`,
+            `batch_invariant` and scales of each sequence are not supported. A `config` is that of
+            the other launch.
         out: Receives the output, head_dim contiguous; must not overlap the inputs. None: a new
             tensor.
         batch_invariant: True: the bits of a sequence's output depend only on its own query, cache

@@ -1,5 +1,6 @@
 """Calls over sequences that begin with the same pages: a launch reads these once for all sequences,
-the next one reads the rest of each sequence and merges the first one's results into its own.
+the next one reads the rest of each sequence and merges the first one's results into its own. Where
+the model predicts that this takes longer, the call is a plain one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from leanbench.attention.call import WHOLE_NUMBERS, Call, as_int, short_repr
 from leanbench.attention.checks import check_call, check_tensors, check_values, reads_values
 from leanbench.attention.run import is_traced, run
 from leanbench.core.extras import Extras
+from leanbench.kernels.launch import spec_of
+from leanbench.kernels.lean.cuda_settings import shares_prefix
 
 
 def attend_with_prefix(
@@ -29,9 +32,9 @@ def attend_with_prefix(
     prefix = _check(call, shared_prefix)
     q, table, extras = call.q, call.block_table, call.all_extras
     assert table is not None
-    if q.numel() == 0:
-        return run(call, with_lse)
     pages = prefix // call.k_cache.shape[1]
+    if q.numel() == 0 or not _is_shared(call, pages):
+        return run(call, with_lse)
     # All queries are those of one sequence, and see all its tokens.
     queries = q.flatten(0, 1) if q.dim() == 4 else q
     results = None
@@ -59,6 +62,18 @@ def attend_with_prefix(
         ),
     )
     return run(own, with_lse)
+
+
+def _is_shared(call: Call, pages: int) -> bool:
+    """Return True if the prefix gets a launch of its own.
+
+    A given config is that of the other launch. Sizes of a traced call can be symbols.
+    """
+    k_cache, v_cache = call.k_cache, call.v_cache
+    if call.config is not None or is_traced(call.q, k_cache, v_cache):
+        return True
+    page_bytes = (k_cache.nbytes + v_cache.nbytes) // max(1, k_cache.shape[0])
+    return shares_prefix(page_bytes * pages, call.batch, spec_of(call.q.device))
 
 
 def _of_all(extras: Extras) -> Extras | None:

@@ -10,6 +10,8 @@ from leanbench.core.errors import UserError
 
 #: Names of GPUs are names of files, not paths.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+#: Bytes per clock that an SM reads at most, from the L2 too.
+SM_BYTES_PER_CLOCK = 34.5
 
 
 def name_fault(name: str) -> str | None:
@@ -47,6 +49,11 @@ class GpuSpec:
     @property
     def l2_bytes(self) -> int:
         return int(self.l2_mib * 2**20)
+
+    @property
+    def l2_bytes_per_us(self) -> float:
+        """Bytes that all SMs together read from the L2."""
+        return SM_BYTES_PER_CLOCK * self.boost_clock_mhz * self.sms
 
     def __post_init__(self) -> None:
         if (fault := name_fault(self.name)) is not None:

@@ -6,6 +6,8 @@ import math
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from leanbench.core.gpu_spec import SM_BYTES_PER_CLOCK
+
 
 def _constant(default: float, unit: str, meaning: str, *, fitted: str = "latency") -> Any:
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "fitted": fitted})
@@ -121,7 +123,10 @@ class Constants:
         0.8, "", "what every further 16 rows add to the parts by token and by byte"
     )
     sm_bytes_per_clock: float = _constant(
-        34.5, "bytes/clock", "the most that one SM reads, whatever runs on it", fitted="held"
+        SM_BYTES_PER_CLOCK,
+        "bytes/clock",
+        "the most that one SM reads, whatever runs on it",
+        fitted="held",
     )
     sm_spread: float = _constant(
         0.05,

@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 import torch
 from attention_calls import assert_right, compiled
+from copied_sources import ROOT
 from every_kind import CONFIG, called
 from forms import half, numbers
-from leanbench.kernels.lean.cuda_settings import cuda_config
+from leanbench.kernels.lean import LEAN, LEAN_CUDA
+from leanbench.kernels.lean.cuda_settings import cuda_config, shares_prefix
 
 import leanbench
-from leanbench.attention import checks, lean_attn_with_kvcache
+from leanbench.attention import checks, lean_attn_with_kvcache, prefix
 from leanbench.check.poison import poison_unused
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
 
+H200 = find("h200")
 OWN = cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False)
 PLAIN = AttentionProblem(
     3, 8, 2, (40, 35, 60), 64, page_size=16, q_len=3, shared_prefix=32, capacity=80
@@ -94,6 +98,48 @@ def test_none_is_the_plain_call(prepared_for):
     inputs = make_inputs(replace(PLAIN, shared_prefix=0), "cpu")
     assert all(map(torch.equal, called(inputs), called(inputs, shared_prefix=0)))
     assert [each.prior for each in prepared_for] == [None]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_predicted_faster_way_is_taken(is_shared, prepared_for, monkeypatch):
+    """With slow reads from the L2, even a prefix of two pages gets a launch of its own."""
+    gpu = replace(H200, sms=1, boost_clock_mhz=1) if is_shared else H200
+    monkeypatch.setattr(prefix, "spec_of", lambda device: gpu)
+    monkeypatch.setattr(LEAN_CUDA, "relaunch", LEAN.relaunch)
+    inputs = poison_unused(make_inputs(PLAIN, "cpu"))
+    assert_right(inputs, *attend(inputs, config=None))
+    assert [each.prior is None for each in prepared_for] == [True, False][: 1 + is_shared]
+    assert prepared_for[0].batch == (1 if is_shared else 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "kv_heads", "is_shared"),
+    [
+        (64, 16384, 8, True),
+        (16, 2048, 8, True),
+        (8, 2048, 8, False),
+        (64, 2048, 2, True),
+        (32, 2048, 2, False),
+        (2000, 16, 8, True),
+        (64, 16, 8, False),
+        (1, 65536, 8, False),
+        (2, 8192, 8, False),
+        (2, 65536, 8, True),
+    ],
+)
+def test_long_prefixes_of_many_sequences_are_shared(batch, tokens, kv_heads, is_shared):
+    assert shares_prefix(tokens * kv_heads * 512, batch, H200) == is_shared
+
+
+def test_the_faster_of_timed_ways_is_predicted():
+    lines = (ROOT / "reports/h200/shared-prefix/calls.txt").read_text().splitlines()[3:]
+    for line in lines:
+        batch, tokens, _, heads, _, *times = line.split()[:11]
+        shared_us, plain_us = float(times[2]), float(times[4])
+        prefix_bytes = int(tokens) * int(heads.split("/")[1]) * 512
+        is_shared = shares_prefix(prefix_bytes, int(batch), H200)
+        assert (shared_us if is_shared else plain_us) < 1.05 * min(shared_us, plain_us), line
+    assert len(lines) == 13
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -12,6 +12,7 @@ import torch
 from attention_calls import assert_right, captured, compiled
 
 from leanbench import lean_attn_with_kvcache, shared_prefix
+from leanbench.attention import prefix as path
 from leanbench.check.launches import api_arguments
 from leanbench.check.poison import poison_unused
 from leanbench.core.inputs import AttentionInputs, make_inputs
@@ -56,6 +57,12 @@ DEEP_CASES: dict[str, dict[str, Any]] = {
         *((8, 16384, 16), (16, 4096, 64), (64, 16384, 16), (64, 16384, 64), (128, 8192, 128)),
     )
 }
+
+
+@pytest.fixture(autouse=True)
+def share_short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let prefixes that are faster read by each sequence have a launch of their own."""
+    monkeypatch.setattr(path, "shares_prefix", lambda *sizes: True)
 
 
 def called(inputs: AttentionInputs, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:

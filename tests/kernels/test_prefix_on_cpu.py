@@ -57,21 +57,27 @@ DEEP_CASES: dict[str, tuple[dict[str, Any], LeanCudaConfig, LeanCudaConfig]] = {
 
 
 def attend(
-    cpu: Cpu, inputs: AttentionInputs, configs: tuple[LeanCudaConfig, LeanCudaConfig]
+    cpu: Cpu,
+    inputs: AttentionInputs,
+    configs: tuple[LeanCudaConfig, LeanCudaConfig],
+    is_shared: bool = True,
 ) -> CheckResult:
     """Make a public call on a fake GPU and compare its results with the reference."""
+    launched: list[bool] = []
 
     def run(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Tensor]:
         lse = torch.full(call.lse_shape, torch.nan)
         out = torch.full(call.out_shape, torch.nan, dtype=call.out_dtype)
-        is_own = call.all_extras.prior is not None
+        is_own = call.all_extras.prior is not None or not is_shared
+        launched.append(is_own)
         cpu.launch(call.inputs(out, lse), configs[is_own], 5, Workspace(1000))
         return out, lse
 
-    with mock.patch.object(prefix, "run", run):
+    with mock.patch.multiple(prefix, run=run, shares_prefix=lambda *sizes: is_shared):
         out, lse = lean_attn_with_kvcache(
             inputs.q, inputs.k_cache, inputs.v_cache, **api_arguments(inputs)
         )
+    assert launched == ([False, True] if is_shared else [True])
     inputs.out.copy_(out)
     inputs.lse.copy_(lse)
     return Reference(inputs).check(inputs)
@@ -83,6 +89,14 @@ def test_a_shared_prefix_is_merged(cpu: Cpu, name: str) -> None:
     problem = replace(PLAIN, **axes)
     inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=12.0))
     assert attend(cpu, inputs, (configs[0], configs[1])).failure(problem.dtype) is None
+
+
+def test_each_sequence_may_read_the_prefix(cpu: Cpu) -> None:
+    axes, *configs = CASES["lengths on the device"]
+    problem = replace(PLAIN, **axes)
+    inputs = poison_unused(make_inputs(problem, "cpu", 1, score_scale=12.0))
+    result = attend(cpu, inputs, (configs[0], configs[1]), is_shared=False)
+    assert result.failure(problem.dtype) is None
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own tokens", "the prefix"])
