@@ -202,6 +202,7 @@ constexpr int QUADS = ROW_COUNT * Build::v_head_dim / 4;  // 16-byte pieces of a
 // True if a CTA's end takes so long that longer splits pay: a range that crosses an output tile has
 // two ends. See kernels/lean/cuda_schedule.py. False for latent caches, which have 64 rows.
 constexpr bool LARGE_PARTIAL = Build::q_len > 0 && Build::rows <= 32 && QUADS >= 256;
+constexpr bool OF_LATENTS = Build::most_short_splits > 0;  // mla.cu
 constexpr int ROW_QUADS = Build::v_head_dim / 4;
 constexpr int SLICE =
     (QUADS + Build::cluster - 1) / Build::cluster;  // of a partial, for one CTA of a cluster

@@ -4,8 +4,12 @@
 #include "ptx.cuh"
 #include "tiles.cuh"
 
-// Returns the splits of an output tile with at most `longest` LeanTiles each.
-DEVICE int split_count(int tiles, int longest) { return divide(tiles + longest - 1, longest); }
+// Returns the splits of an output tile with at most `longest` LeanTiles each; 0 without LeanTiles.
+// mla.cu: it stays whole if a merge takes longer than its other LeanTiles.
+DEVICE int split_count(const Params &p, int tiles, int longest) {
+  if (OF_LATENTS && tiles <= longest + p.merge_tiles / Build::column_groups) return min(tiles, 1);
+  return divide(tiles + longest - 1, longest);
+}
 
 // Build::ragged: LeanTiles of one KV head's row tile, held by a whole warp.
 struct Lengths {
@@ -51,8 +55,7 @@ struct Lengths {
   // Returns the smallest share of a CTA. Sequences of up to Build::most_short_splits LeanTiles have
   // so few splits that they merge well.
   DEVICE int least_share(const Params &p) const {
-    return Build::most_short_splits > 0 && most <= Build::most_short_splits ? 1
-                                                                            : p.min_tiles_per_range;
+    return OF_LATENTS && most <= Build::most_short_splits ? 1 : p.min_tiles_per_range;
   }
 
   // Build::column_groups: returns whether a launch of `ranges` work ranges has column groups: if
@@ -66,7 +69,8 @@ struct Lengths {
     if (output_tiles > clusters || real > clusters * Build::most_grouped_stages) return false;
     const int longest = max(least_share(p), divide(real + clusters - 1, clusters));
     const int whole = max(least_share(p), divide(real + ranges - 1, ranges));
-    const int splits = split_count(most, longest), whole_splits = split_count(most, whole);
+    const int splits = divide(most + longest - 1, longest);
+    const int whole_splits = divide(most + whole - 1, whole);
     // In 64ths of a LeanTile.
     const int cost = 64 * longest + (splits > 1 ? ROW_COST / Build::column_groups : 0) +
                      (splits > Build::one_round ? 64 : 0);
@@ -89,7 +93,7 @@ struct Lengths {
       const int sequences = min(32, p.batch - base);
 #pragma unroll 1
       for (int i = 0; i < sequences; i++) {
-        const int splits = split_count(__shfl_sync(~0u, tiles, i), longest);
+        const int splits = split_count(p, __shfl_sync(~0u, tiles, i), longest);
         count += Build::ragged_q ? splits * __shfl_sync(~0u, rows, i) : splits;
       }
     }
@@ -98,10 +102,10 @@ struct Lengths {
 
   // Returns the splits of all sequences for a single `longest`.
   DEVICE int splits(const Params &p, int lane, int longest) const {
-    int count = split_count(own_tiles, longest) * rows_of(p, lane);
+    int count = split_count(p, own_tiles, longest) * rows_of(p, lane);
 #pragma unroll 1
     for (int i = lane + 32; i < p.batch; i += 32)
-      count += split_count(of(p, i), longest) * rows_of(p, i);
+      count += split_count(p, of(p, i), longest) * rows_of(p, i);
     return __reduce_add_sync(~0u, count);
   }
 };
@@ -113,7 +117,7 @@ DEVICE int units_of(const Params &p, int sequence, int longest) {
   if (sequence >= p.batch) return 0;
   const int tiles = tiles_of_sequence(p, sequence);
   const int units = Build::ragged_q && longest < 0 ? 1
-                    : longest > 0                  ? split_count(tiles, longest) - 1
+                    : longest > 0                  ? split_count(p, tiles, longest) - 1
                                                    : tiles + end_tiles_of(p, tiles, longest < 0);
   return units * p.kv_heads * row_tiles(Queries::of(p, sequence).count);
 }

@@ -86,7 +86,8 @@ struct Params {
   int end_tiles;
   int min_tiles_per_range, share, longer;
   // Build::ragged: sixteenths by which a split may exceed the mean range so that no range crosses
-  // an output tile's boundary; and the cost of a merge through memory, in LeanTiles.
+  // an output tile's boundary (mla.cu: LeanTiles); and the cost of a merge through memory, in
+  // LeanTiles.
   int longest_steps, merge_tiles;
   // Build::ragged, Build::fixed_runs: only by_heads; the others follow from the lengths.
   Divisor by_tiles, by_heads, by_share, by_share_plus_1;

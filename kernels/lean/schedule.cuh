@@ -16,6 +16,13 @@ struct WorkRange {
   int longest, splits, split;  // Build::ragged, Build::equal_splits
   bool grouped;                // Build::column_groups: that many CTAs, or clusters, have this range
 
+  static constexpr bool TRIES_LONGER = LARGE_PARTIAL || OF_LATENTS;
+
+  // Returns by how many LeanTiles a candidate for the longest split exceeds the share.
+  DEVICE static int longer_candidate(int share, int step) {
+    return OF_LATENTS ? step : (share >> 4) * step + ((share & 15) * step + 15 >> 4);
+  }
+
   // Build::ragged: returns the longest split with which no range crosses an output tile's boundary,
   // and how many of `ranges` it needs; 0: stream-K. leanbench.core.decomposition.longest_split.
   // `least`: the fewest LeanTiles of the longest split.
@@ -30,9 +37,8 @@ struct WorkRange {
                                 : p.merge_tiles;
     bool whole = lengths.most <= share + merge_tiles, enough = false;
     if (!whole && (Build::cluster > 1 || Build::q_len == 0)) {
-      // Candidates are a sixteenth of the share apart; the shortest that needs at most `ranges`
-      // wins.
-      const int longer_by = (share >> 4) * lane + ((share & 15) * lane + 15 >> 4);
+      // The shortest candidate that needs at most `ranges` wins.
+      const int longer_by = longer_candidate(share, lane);
       count = lengths.splits_by_lane(p, lane, share + longer_by) * Lengths::heads(p);
       const u32 fitting = __ballot_sync(~0u, lane <= p.longest_steps && count <= ranges);
       const int first = fitting ? __ffs(fitting) - 1 : 0;
@@ -44,14 +50,14 @@ struct WorkRange {
       // The same sequentially: the candidates are few, and batches may be large.
       int candidate = 0;
 #pragma unroll 1
-      for (int step = 0; step <= (LARGE_PARTIAL ? p.longest_steps : 0) && !enough; step++) {
-        shortest = share + (share >> 4) * step + ((share & 15) * step + 15 >> 4);
+      for (int step = 0; step <= (TRIES_LONGER ? p.longest_steps : 0) && !enough; step++) {
+        shortest = share + longer_candidate(share, step);
         if (shortest == candidate) continue;
         candidate = shortest;
         count = lengths.splits(p, lane, candidate) * Lengths::heads(p);
         enough = count <= ranges;
       }
-      if constexpr (LARGE_PARTIAL) whole = enough && lengths.most <= shortest + merge_tiles;
+      if constexpr (TRIES_LONGER) whole = enough && lengths.most <= shortest + merge_tiles;
     }
     if (!whole && !enough) return 0;
     used = whole ? output_tiles : count;
@@ -71,7 +77,7 @@ struct WorkRange {
     int head;
     split = 0;
     position.enter_sequence(p);
-    splits = split_count(position.tiles, longest);
+    splits = split_count(p, position.tiles, longest);
     if (unit >= others) {
       head = first_split_of(unit, output_tiles) - before;
       before = others > 0 ? units_before(p, lane, longest, position.sequence) : 0;
@@ -104,8 +110,8 @@ struct WorkRange {
       position.enter_sequence(p);
     else
       position.enter_host_length(p);
-    longest = split_count(position.tiles, most);
-    splits = split_count(position.tiles, longest);
+    longest = split_count(p, position.tiles, most);
+    splits = split_count(p, position.tiles, longest);
     split = most - 1 - turn;
     if (split >= splits) return false;
     slot = output_tile * most + split;
@@ -198,9 +204,8 @@ struct WorkRange {
       used = min(ranges, least > 1 ? divide(real, least) : real);
       used = max(1, used);
       // Short sequences need more ranges than a least share of all LeanTiles for each.
-      constexpr bool ALL_RANGES = Build::most_short_splits > 0;
-      longest = longest_split(p, lane, lengths, ALL_RANGES ? max(1, min(ranges, real)) : used,
-                              ALL_RANGES ? least : 1, output_tiles, real, used);
+      longest = longest_split(p, lane, lengths, OF_LATENTS ? max(1, min(ranges, real)) : used,
+                              OF_LATENTS ? least : 1, output_tiles, real, used);
       // Row tiles that share K and V are in step:
       // leanbench.kernels.lean.cuda_schedule.whole_ranges.
       if (Build::q_len == 0 && Build::cluster == 1 && longest == 0 && p.longest_steps > 0 &&

@@ -128,7 +128,7 @@ class LeanMla(Kernel[MlaConfig]):
             shape: sequences; rows of each: query heads at all positions; CTAs that share copies.
             exact: `context` is the length of every sequence, not only an upper bound.
             groups: limit of the column groups.
-            chooses: long contexts get a build that takes column groups if its lengths are short.
+            chooses: the build takes column groups if its lengths are short.
         """
         stages = max(1, -(-context // TILE))
         least = 1 if stages <= MOST_SHORT_SPLITS else 2
@@ -140,9 +140,7 @@ class LeanMla(Kernel[MlaConfig]):
         if exact and chosen.column_groups > 1:
             # Equal splits. One more would start another round of the merge.
             least = max(least, stages // chosen.splits)
-        column_groups = chosen.column_groups
-        if chooses and column_groups == 1:
-            column_groups = _groups_of_short_lengths(deals)
+        column_groups = _groups_of_short_lengths(deals) if chooses else chosen.column_groups
         return MlaConfig(least, align_grid=True, column_groups=column_groups)
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:

@@ -21,17 +21,15 @@ if TYPE_CHECKING:
     from leanbench.core.extras import Extras
     from leanbench.core.inputs import AttentionInputs
 
-#: Cost of partials and their merge, in stages of 64 tokens (H200). Short ranges pay for long
-#: contexts, whole output tiles for short ones.
+#: Cost of an output tile that two work ranges share, in stages of 64 tokens (H200): splits longer
+#: than the mean by more than that cross output tiles instead.
 _PARTIALS_TILES = 5
 #: Cost of an output tile's end, in stages of 64 tokens, for lengths on the device.
 _END_TILES = 1
-#: Cost of a merge, in stages of 64 tokens.
-_MERGE_TILES = 4
+#: Rows of a CTA whose merge takes as long as a stage of 64 tokens.
+_MERGED_ROWS = 16
 #: Smallest normal number of fp32.
 _LEAST_SCALE = 2.0**-126
-#: Sixteenths by which a split may exceed the mean work range, for pairs of CTAs.
-_LONGEST_STEPS = 31
 
 
 class MlaRelaunch(CudaRelaunch):
@@ -108,9 +106,9 @@ class MlaFamily(LaunchFamily):
             work_ranges = _aligned(work_ranges, output_tiles, real_tiles)
         params.context, params.batch = context, batch
         share, longer = divmod(total, work_ranges)
-        longest_steps = _LONGEST_STEPS if build.cluster > 1 else 0
-        shares = end_tiles, config.min_tiles_per_cta, share, longer, longest_steps, _MERGE_TILES
-        pass_shares(params, shares, tiles)
+        rows = min(build.group_size * self.q_len, TILE)
+        limits = _PARTIALS_TILES, -(-rows // _MERGED_ROWS)
+        pass_shares(params, (end_tiles, config.min_tiles_per_cta, share, longer, *limits), tiles)
         all_ranges = work_ranges * groups
         if build.ragged and groups > 1:
             # In groups, short splits; in one, as many ranges as the capacity needs.

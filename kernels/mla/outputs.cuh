@@ -179,13 +179,12 @@ struct MergeShare {
   }
 };
 
-// Merges and writes this CTA's share of the units of up to SPLITS splits. Units and weights are
-// read at once, so nothing waits between them. Slower for partials of all columns, unless they are
-// many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
-template <int GROUPS, int SPLITS>
+// Merges and writes this CTA's share of the units of up to SPLITS splits, AT_ONCE at a time. Units
+// and weights are read at once, so nothing waits between them. Slower for partials of all columns,
+// unless they are many and of few rows (H200; reports/performance-log.md, entries 59 and 74).
+template <int GROUPS, int SPLITS, int AT_ONCE>
 DEVICE void merge_few(const Params &p, const WorkRange &range, const Position &part,
                       const Splits &splits, int rank, int first_row) {
-  constexpr int AT_ONCE = 2;
   constexpr int UNITS = OwnColumns<GROUPS>::UNITS;
   const MergeShare share(splits);
   for (int first = share.first; first < UNITS; first += AT_ONCE * share.step) {
@@ -292,8 +291,12 @@ DEVICE void merge(const Params &p, const WorkRange &range, const Position &part,
   bar_sync(OF_CONSUMERS, CONSUMERS);
   if constexpr (GROUPS > 1 || ROW_WARPS < 4) {
     if (splits.count <= Build::one_round && (GROUPS > 1 || splits.count > LEAST_OF_ONE_ROUND)) {
-      if (ROW_WARPS < 4 || has_rows(first_row))
-        merge_few<GROUPS, Build::one_round>(p, range, part, splits, rank, first_row);
+      if (ROW_WARPS == 4 && !has_rows(first_row)) return;
+      // Few splits have few mergers, each with many units.
+      if (GROUPS > 1 && splits.count <= 4)
+        merge_few<GROUPS, 4, 4>(p, range, part, splits, rank, first_row);
+      else
+        merge_few<GROUPS, Build::one_round, 2>(p, range, part, splits, rank, first_row);
       return;
     }
   }

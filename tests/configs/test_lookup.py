@@ -320,16 +320,16 @@ def test_a_latent_call_gets_its_winner_and_others_the_rules():
 
 
 def test_rules_for_lengths_on_the_device_are_those_of_their_bound():
-    """Of 4352 tokens on the host they would choose four column groups."""
+    """Of 4352 tokens on the host they would choose longer splits."""
     call = replace(LATENT_SERVED, batch=1, q_heads=128, context=4352)
     at_bound = replace(call, context=6144)
     known = replace(call, lengths_on="host")
     filled = replace(call, context=9, capacity=4352)
-    assert LEAN_MLA.default_config(known, H200).column_groups == 4
+    assert LEAN_MLA.default_config(known, H200) == MlaConfig(4, align_grid=True, column_groups=4)
     for each, uniform in ((call, True), (at_bound, True), (filled, True), (known, False)):
         config = choose(LEAN_MLA, each, H200, uniform=uniform).config
         assert config == LEAN_MLA.default_config(each if uniform else call, H200)
-        assert config == MlaConfig(2, align_grid=True, column_groups=2)
+        assert config == MlaConfig(2, align_grid=True, column_groups=4)
     save(H200, [timed(5.0, 4.0, problem=call, configs=OTHERS_OF_LATENT)])
     for each in (call, at_bound, filled):
         assert choose(LEAN_MLA, each, H200).config == OTHERS_OF_LATENT[1]

@@ -91,6 +91,13 @@ DEEP_CASES = {
         replace(SINGLE, **OF_320, dtype="fp16"), 1, 16, score_scale=12.0, column_groups=2
     ),
     "288 columns, pages of 1": Case(replace(SINGLE, **OF_288, **UNALIGNED, page_size=1), 1, 6),
+    # Splits longer than the mean by a stage; and so unequal lengths that work ranges cross.
+    "longer splits": Case(
+        replace(SINGLE, batch=3, context=(832, 830, 770), capacity=1408, page_size=64), 1, 7
+    ),
+    "crossing pairs": Case(
+        replace(PAIR, batch=4, context=(1408, 1400, 1380, 190), capacity=1408, page_size=64), 1, 10
+    ),
     "single CTAs": Case(SINGLE, 1, 6),
     "a sequence each": Case(PAIR, 5, 6),
     "split": Case(replace(PAIR, batch=1), 1, 12),
