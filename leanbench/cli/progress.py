@@ -85,6 +85,12 @@ class SweepProgress(_Bars):
         self._warnings: set[str] = set()
         self._task = self._bar.add_task("starting the worker", total=total * repeat)
 
+    def compiling(self, done: int, total: int) -> None:
+        line = f"compiled {done} of {total} builds"
+        self._bar.update(self._task, description=line)
+        if self._is_line_due():
+            output.say(line)
+
     def starts(self, cell: Cell, process: int = 1) -> None:
         label = cell.label
         if self._repeat > 1:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -295,6 +296,7 @@ def run_remaining_cells(
     from leanbench.cli.progress import SweepProgress
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import read_run
+    from leanbench.run.builds import compile_cells
     from leanbench.run.runner import Stopped, run_cells
 
     open_directory = RunDirectory.resume if flags.resume else RunDirectory.create
@@ -308,7 +310,11 @@ def run_remaining_cells(
             repeat = machines.repeat
             with SweepProgress(remaining, quiet=flags.quiet, repeat=repeat) as progress:
                 executor = machines.executor_of(directory)
-                not_started = run_cells(cells, directory, executor, progress, limits.budget_s)
+                target, budget_s = machines.target, limits.budget_s
+                prepare = partial(compile_cells, spec=target.spec, observer=progress)
+                # Another machine's caches are out of reach.
+                prepare = None if target.local_index is None else prepare
+                not_started = run_cells(cells, directory, executor, progress, budget_s, prepare)
         except Stopped as stopped:
             _print_resume_command(f"Stopped by {stopped}", directory, len(cells), command)
             raise typer.Exit(stopped.exit_code) from None

@@ -61,3 +61,10 @@ def words_of(problem: AttentionProblem) -> str:
         words.append(f"p{math.gcd(problem.page_size, _WHOLE_PAGE)}")
     words += [name for name in _FEATURES if special.get(name)]
     return " ".join(words)
+
+
+def kind_of(call: AttentionProblem) -> str:
+    """Return what a call's builds depend on."""
+    words = signature_of(call).partition(" ")[2].partition(",")[0]
+    masks = call.most_behind >= 0, call.attention_chunk > 0, call.causal
+    return f"{words} {call.dtype} {call.kv_dtype} {call.page_size} {masks} {call.lengths_on}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from pathlib import Path
@@ -146,8 +146,12 @@ def run_cells(
     executor: Executor,
     observer: Observer,
     budget_s: float | None = None,
+    prepare: Callable[[Sequence[Cell]], None] | None = None,
 ) -> int:
     """Run all cells without a row and append their rows. Return the number not started in budget.
+
+    Args:
+        prepare: Called with these cells before the first one.
 
     Raises:
         Stopped: SIGINT or SIGTERM came. The workers ended, and finished cells have rows.
@@ -156,6 +160,8 @@ def run_cells(
     todo = [cell for cell in cells if cell.key not in run.finished]
     budget = Budget(budget_s)
     with _stop_on_signals(), contextlib.closing(executor):
+        if prepare is not None:
+            prepare(todo)
         for result in executor.run(_problems(todo, budget), budget, observer):
             if result.cell.key in run.finished:
                 # From an agent that was given up, and from its replacement.

@@ -20,7 +20,7 @@ from leanbench.configs.lookup import (
     refusal,
     tuned_kernel,
 )
-from leanbench.configs.signature import signature_of
+from leanbench.configs.signature import kind_of, signature_of
 from leanbench.configs.store import TimedCall, TunedConfig, save
 from leanbench.core.errors import OutOfMemory
 from leanbench.core.gpu_spec import GpuSpec
@@ -192,13 +192,6 @@ class Tuning:
             self.time(call)
             spent_s += time.monotonic() - began_s
         return "all calls were timed"
-
-
-def kind_of(call: AttentionProblem) -> str:
-    """Return what a call's builds depend on."""
-    words = signature_of(call).partition(" ")[2].partition(",")[0]
-    masks = call.most_behind >= 0, call.attention_chunk > 0, call.causal
-    return f"{words} {call.dtype} {call.kv_dtype} {call.page_size} {masks} {call.lengths_on}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,65 @@
+"""Builds of a sweep's cells, compiled on all cores before the first cell is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from leanbench.compile.build import Job, build_all, process_pool
+from leanbench.configs.lookup import resolve
+from leanbench.configs.signature import kind_of
+from leanbench.core.errors import UserError
+from leanbench.core.gpu_spec import GpuSpec
+from leanbench.core.parallel import NONE
+from leanbench.core.registry import kernel as kernel_named
+from leanbench.run.cells import Cell
+
+#: Fewest builds for which processes that compile are started, which takes some seconds.
+_LEAST_BUILDS = 8
+
+
+class Observer(Protocol):
+    """Observer of the compilers."""
+
+    def compiling(self, done: int, total: int) -> None: ...
+
+
+def compile_cells(cells: Sequence[Cell], spec: GpuSpec, observer: Observer) -> None:
+    """Compile the builds of many cells into the caches. Failures are left to the cells."""
+    jobs = jobs_of(cells, spec)
+    if len(jobs) < _LEAST_BUILDS:
+        return
+    done = 0
+
+    def count(_: object) -> None:
+        nonlocal done
+        done += 1
+        observer.compiling(done, len(jobs))
+
+    observer.compiling(0, len(jobs))
+    with process_pool() as pool:
+        build_all(jobs, spec.compute_capability, pool, count)
+
+
+def jobs_of(cells: Sequence[Cell], spec: GpuSpec) -> list[Job]:
+    """Return a job for each build whose settings are known before anything is measured."""
+    jobs: dict[tuple[object, ...], Job] = {}
+    for cell in cells:
+        kernel, problem = kernel_named(cell.kernel), cell.problem
+        request = cell.override or kernel.config_choice or cell.configs
+        if (
+            request == "best"
+            or problem.parallel != NONE
+            or problem.whole_model is not None
+            or kernel.unsupported_reason(problem) is not None
+        ):
+            continue
+        try:
+            config = resolve(kernel, problem, spec, request).config
+        except UserError:
+            continue
+        build_key = getattr(config, "build_key", None)
+        if config is not None and build_key is not None:
+            key = kernel.name, kind_of(problem), build_key
+            jobs.setdefault(key, Job(kernel.name, problem, config))
+    return list(jobs.values())

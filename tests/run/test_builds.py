@@ -1,0 +1,62 @@
+from dataclasses import replace
+
+import pytest
+
+from leanbench.compile import build
+from leanbench.core.problem import AttentionProblem
+from leanbench.gpu.catalogue import find
+from leanbench.run import builds
+from leanbench.run.builds import compile_cells, jobs_of
+from leanbench.run.cells import Cell
+
+H200 = find("h200")
+SERVED = AttentionProblem(8, 32, 8, 4096, 128, lengths_on="device")
+LATENT = AttentionProblem(
+    8, 128, 1, 4096, 576, v_head_dim=512, latent=True, dtype="bf16", page_size=64
+)
+
+
+def test_cells_of_one_build_are_one_job():
+    problems = [SERVED, replace(SERVED, batch=9), replace(SERVED, dtype="bf16"), LATENT]
+    cells = [Cell(each, name) for each in problems for name in ("lean", "lean_mla", "cudnn")]
+    jobs = jobs_of(cells, H200)
+    named = [(job.kernel, job.problem) for job in jobs]
+    assert named == [("lean", SERVED), ("lean", problems[2]), ("lean_mla", LATENT)]
+
+
+def test_unknown_settings_are_no_job():
+    given = jobs_of([Cell(SERVED, "lean")], H200)[0].config
+    assert jobs_of([Cell(SERVED, "lean", "best")], H200) == []
+    assert jobs_of([Cell(replace(SERVED, parallel="cp:2"), "lean")], H200) == []
+    assert jobs_of([Cell(SERVED, "lean", override=given)], H200)[0].config == given
+
+
+@pytest.mark.parametrize("count", [7, 8])
+def test_few_builds_start_no_processes(monkeypatch, count):
+    """A build that fails counts as done: its cell has the reason."""
+    pools = []
+
+    class Here:
+        def __enter__(self):
+            pools.append(self)
+            return self
+
+        def __exit__(self, *error): ...
+
+    def build_all(jobs, capability, pool, on_build):
+        assert capability == (9, 0)
+        for job in jobs:
+            on_build(build.Build(job, failure="no"))
+
+    monkeypatch.setattr(builds, "process_pool", Here)
+    monkeypatch.setattr(builds, "build_all", build_all)
+    dims = (64, 80, 96, 112, 128, 192, 224, 256)[:count]
+    seen = []
+
+    class Observer:
+        def compiling(self, done, total):
+            seen.append((done, total))
+
+    compile_cells([Cell(replace(SERVED, head_dim=dim), "lean") for dim in dims], H200, Observer())
+    assert len(pools) == (count == 8)
+    assert seen == ([(done, 8) for done in range(9)] if count == 8 else [])
