@@ -311,7 +311,9 @@ def run_remaining_cells(
             with SweepProgress(remaining, quiet=flags.quiet, repeat=repeat) as progress:
                 executor = machines.executor_of(directory)
                 target, budget_s = machines.target, limits.budget_s
-                prepare = partial(compile_cells, spec=target.spec, observer=progress)
+                prepare = partial(
+                    compile_cells, spec=target.spec, observer=progress, budget_s=budget_s
+                )
                 # Another machine's caches are out of reach.
                 prepare = None if target.local_index is None else prepare
                 not_started = run_cells(cells, directory, executor, progress, budget_s, prepare)

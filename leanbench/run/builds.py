@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -24,20 +26,28 @@ class Observer(Protocol):
     def compiling(self, done: int, total: int) -> None: ...
 
 
-def compile_cells(cells: Sequence[Cell], spec: GpuSpec, observer: Observer) -> None:
-    """Compile the builds of many cells into the caches. Failures are left to the cells."""
+def compile_cells(
+    cells: Sequence[Cell], spec: GpuSpec, observer: Observer, budget_s: float | None = None
+) -> None:
+    """Compile the builds of many cells into the caches, for up to half of the sweep's budget.
+
+    Failures are left to the cells.
+    """
     jobs = jobs_of(cells, spec)
     if len(jobs) < _LEAST_BUILDS:
         return
+    ends_at = None if budget_s is None else time.monotonic() + budget_s / 2
     done = 0
 
     def count(_: object) -> None:
         nonlocal done
         done += 1
         observer.compiling(done, len(jobs))
+        if ends_at is not None and time.monotonic() > ends_at:
+            raise TimeoutError
 
     observer.compiling(0, len(jobs))
-    with process_pool() as pool:
+    with contextlib.suppress(TimeoutError), process_pool() as pool:
         build_all(jobs, spec.compute_capability, pool, count)
 
 

@@ -31,8 +31,10 @@ def test_unknown_settings_are_no_job():
     assert jobs_of([Cell(SERVED, "lean", override=given)], H200)[0].config == given
 
 
-@pytest.mark.parametrize("count", [7, 8])
-def test_few_builds_start_no_processes(monkeypatch, count):
+@pytest.mark.parametrize(
+    ("count", "budget_s", "compiled"), [(7, None, 0), (8, None, 8), (8, 60.0, 8), (8, -1.0, 1)]
+)
+def test_many_builds_are_compiled_within_the_budget(monkeypatch, count, budget_s, compiled):
     """A build that fails counts as done: its cell has the reason."""
     pools = []
 
@@ -57,6 +59,7 @@ def test_few_builds_start_no_processes(monkeypatch, count):
         def compiling(self, done, total):
             seen.append((done, total))
 
-    compile_cells([Cell(replace(SERVED, head_dim=dim), "lean") for dim in dims], H200, Observer())
-    assert len(pools) == (count == 8)
-    assert seen == ([(done, 8) for done in range(9)] if count == 8 else [])
+    cells = [Cell(replace(SERVED, head_dim=dim), "lean") for dim in dims]
+    compile_cells(cells, H200, Observer(), budget_s)
+    assert len(pools) == (compiled > 0)
+    assert seen == ([(done, 8) for done in range(compiled + 1)] if compiled else [])
