@@ -30,7 +30,16 @@ _SHARPNESS = 3.4
 
 def latent_us(problem: AttentionProblem, config: MlaConfig, spec: GpuSpec) -> float:
     """Predict a launch of `lean_mla`."""
-    constants, groups = calibration_for(spec).constants, config.column_groups
+    choices = {config.column_groups}
+    if problem.lengths_on == "device":
+        # The launch has one column group if that is faster.
+        choices.add(1)
+    return min(_us_of(problem, config, spec, groups) for groups in choices)
+
+
+def _us_of(problem: AttentionProblem, config: MlaConfig, spec: GpuSpec, groups: int) -> float:
+    """Predict a launch that has `groups` column groups."""
+    constants = calibration_for(spec).constants
     rows = problem.q_heads * problem.q_len
     cluster = cluster_of(rows, problem.page_size)
     slots = spec.sms // cluster

@@ -36,6 +36,7 @@ PROBLEMS = [
     *(replace(ONE, q_heads=16, context=context) for context in (2048, 8192)),
     *(replace(ONE, batch=batch, context=context) for batch, context in ((4, 1024), (8, 512))),
     replace(ONE, batch=3, context=(700, 2, 65), capacity=1024, q_heads=16),
+    replace(ONE, batch=3, context=(65, 700, 2), capacity=1024, q_heads=32),
     replace(ONE, batch=100, context=1024, kv_layout="NHD"),
     replace(ONE, batch=3, context=4100, dtype="fp16", page_size=128),
     replace(ONE, batch=3, context=(5000, 1, 777), capacity=8192, page_size=None),

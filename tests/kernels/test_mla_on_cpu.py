@@ -52,6 +52,10 @@ CASES = {
     "crossing": Case(replace(PAIR, batch=2), 1, 8, score_scale=12.0),
     # The first query token of the first sequence sees nothing; the previous range has a rest.
     "several query tokens": Case(replace(SINGLE, **FOUR, q_len=2), 1, 6),
+    # Three stages stay whole, five of the next sequence do not.
+    "short sequences": Case(
+        replace(SINGLE, **{**FOUR, "context": (160, 300, 1, 64)}, q_len=2), 1, 10
+    ),
     # Pairs of CTAs, output tiles of four partials and of three, and ranges that cross.
     "2 column groups": Case(replace(PAIR, batch=1), 1, 14, score_scale=12.0, column_groups=2),
     # Single CTAs with a whole output tile, two splits, or more of the longest sequence.

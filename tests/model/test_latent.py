@@ -6,9 +6,11 @@ from statistics import median
 import pytest
 from leanbench.kernels.mla import LEAN_MLA
 from leanbench.kernels.mla.build import LATENTS
+from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.model.latent import latent_us
 from leanbench.model.predict import predict_cell
 from leanbench.records.published import published
 
@@ -54,6 +56,16 @@ def test_single_rows_and_bytes_take_longer():
     chosen = latency_us(context=9000, select=2048)
     assert chosen == latency_us(page_size=1) > 1.1 * pages
     assert latency_us(page_size=1, kv_dtype="e4m3") > 0.6 * chosen
+
+
+def test_long_lengths_on_the_device_have_one_column_group():
+    problem = replace(LATENT, q_heads=128, page_size=64, lengths_on="device")
+    four, one = (MlaConfig(2, align_grid=True, column_groups=groups) for groups in (4, 1))
+    long, short = (replace(problem, batch=1, context=tokens) for tokens in (131_072, 1024))
+    assert latent_us(long, four, H200) == latent_us(long, one, H200)
+    assert latent_us(short, four, H200) < latent_us(short, one, H200)
+    on_host = replace(long, lengths_on="host")
+    assert latent_us(on_host, four, H200) > 1.5 * latent_us(on_host, one, H200)
 
 
 def test_other_gpus_have_no_prediction():
