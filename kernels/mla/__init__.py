@@ -140,7 +140,9 @@ class LeanMla(Kernel[MlaConfig]):
         if exact and chosen.column_groups > 1:
             # Equal splits. One more would start another round of the merge.
             least = max(least, stages // chosen.splits)
-        column_groups = _groups_of_short_lengths(deals) if chooses else chosen.column_groups
+        column_groups = chosen.column_groups
+        if chooses:
+            column_groups = max(column_groups, _groups_of_short_lengths(deals))
         return MlaConfig(least, align_grid=True, column_groups=column_groups)
 
     def tuning_space(self, problem: AttentionProblem, gpu: GpuSpec) -> list[MlaConfig]:
