@@ -206,10 +206,12 @@ struct WorkRange {
       // Short sequences need more ranges than a least share of all LeanTiles for each.
       longest = longest_split(p, lane, lengths, OF_LATENTS ? max(1, min(ranges, real)) : used,
                               OF_LATENTS ? least : 1, output_tiles, real, used);
-      // Row tiles that share K and V are in step:
-      // leanbench.kernels.lean.cuda_schedule.whole_ranges.
-      if (Build::q_len == 0 && Build::cluster == 1 && longest == 0 && p.longest_steps > 0 &&
-          used < output_tiles) {
+      // Row tiles that share K and V are in step, and ranges of equal latent sequences end where
+      // output tiles do: leanbench.kernels.lean.cuda_schedule.whole_ranges.
+      const bool whole_tiles = OF_LATENTS ? lengths.most * p.batch == lengths.sum
+                                          : Build::q_len == 0 && Build::cluster == 1 &&
+                                                p.longest_steps > 0;
+      if (whole_tiles && longest == 0 && used < output_tiles) {
         const int whole = divide(output_tiles, divide(output_tiles + used - 1, used));
         if (Build::rows <= 32 || few_idle(whole, used)) used = whole;
       }
