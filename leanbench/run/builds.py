@@ -47,7 +47,8 @@ def compile_cells(
             raise TimeoutError
 
     observer.compiling(0, len(jobs))
-    with contextlib.suppress(TimeoutError), process_pool() as pool:
+    # A sweep goes on where a compiling process died.
+    with contextlib.suppress(TimeoutError, UserError), process_pool() as pool:
         build_all(jobs, spec.compute_capability, pool, count)
 
 

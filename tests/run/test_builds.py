@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from leanbench.compile import build
+from leanbench.core.errors import UserError
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
 from leanbench.run import builds
@@ -35,7 +36,7 @@ def test_unknown_settings_are_no_job():
     ("count", "budget_s", "compiled"), [(7, None, 0), (8, None, 8), (8, 60.0, 8), (8, -1.0, 1)]
 )
 def test_many_builds_are_compiled_within_the_budget(monkeypatch, count, budget_s, compiled):
-    """A build that fails counts as done: its cell has the reason."""
+    """A build that fails counts as done: its cell has the reason. A dead process stops no sweep."""
     pools = []
 
     class Here:
@@ -49,6 +50,7 @@ def test_many_builds_are_compiled_within_the_budget(monkeypatch, count, budget_s
         assert capability == (9, 0)
         for job in jobs:
             on_build(build.Build(job, failure="no"))
+        raise UserError("a compiling process died")
 
     monkeypatch.setattr(builds, "process_pool", Here)
     monkeypatch.setattr(builds, "build_all", build_all)
