@@ -12,6 +12,7 @@ from leanbench.kernels.mla.build import (
     FEW_ROWS,
     LATENTS,
     LEAST_GROUPED_SPLITS,
+    MERGED_ROWS,
     MOST_GROUPED_STAGES,
     MOST_SHORT_SPLITS,
     ONE_ROUND,
@@ -238,7 +239,7 @@ class _Deal:
         splits: 4 stages with 64 rows and all columns, and 1 more if a single round does not
         suffice.
         """
-        merge = self.rows / 16 / self.column_groups if self.splits > 1 else 0
+        merge = self.rows / MERGED_ROWS / self.column_groups if self.splits > 1 else 0
         return self.longest + merge + (self.splits > ONE_ROUND)
 
 

@@ -31,6 +31,8 @@ FEW_ROWS = 32
 MOST_GROUPED_STAGES = {4: (5, 1), 2: (4, 2), 1: (0, 0)}
 #: Minimum splits of two groups, except for a single split. Fewer were slower than one group.
 LEAST_GROUPED_SPLITS = 8
+#: Rows of a CTA whose merge takes as long as a stage.
+MERGED_ROWS = 16
 #: Maximum splits of one stage. With more, splits have two stages or more.
 MOST_SHORT_SPLITS = 32
 _STAGES = 2

@@ -11,7 +11,7 @@ from leanbench.kernels.lean.cuda import CudaLaunch, CudaRelaunch, LaunchFamily
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_driver import CacheMap, clusters_at_once, sm_count, tensor_map
 from leanbench.kernels.lean.cuda_params import Descale, Divisor, Params, check_counts, pass_shares
-from leanbench.kernels.mla.build import TILE, MlaBuild
+from leanbench.kernels.mla.build import MERGED_ROWS, TILE, MlaBuild
 from leanbench.kernels.mla.configs import MlaConfig
 
 from leanbench.core.decomposition import stream_k_grid
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 _PARTIALS_TILES = 5
 #: Cost of an output tile's end, in stages of 64 tokens, for lengths on the device.
 _END_TILES = 1
-#: Rows of a CTA whose merge takes as long as a stage of 64 tokens.
-_MERGED_ROWS = 16
 #: Smallest normal number of fp32.
 _LEAST_SCALE = 2.0**-126
 
@@ -107,7 +105,7 @@ class MlaFamily(LaunchFamily):
         params.context, params.batch = context, batch
         share, longer = divmod(total, work_ranges)
         rows = min(build.group_size * self.q_len, TILE)
-        limits = _PARTIALS_TILES, -(-rows // _MERGED_ROWS)
+        limits = _PARTIALS_TILES, -(-rows // MERGED_ROWS)
         pass_shares(params, (end_tiles, config.min_tiles_per_cta, share, longer, *limits), tiles)
         all_ranges = work_ranges * groups
         if build.ragged and groups > 1:

@@ -296,7 +296,6 @@ def run_remaining_cells(
     from leanbench.cli.progress import SweepProgress
     from leanbench.records.directory import RunDirectory
     from leanbench.records.reading import read_run
-    from leanbench.run.builds import compile_cells
     from leanbench.run.runner import Stopped, run_cells
 
     open_directory = RunDirectory.resume if flags.resume else RunDirectory.create
@@ -310,12 +309,13 @@ def run_remaining_cells(
             repeat = machines.repeat
             with SweepProgress(remaining, quiet=flags.quiet, repeat=repeat) as progress:
                 executor = machines.executor_of(directory)
-                target, budget_s = machines.target, limits.budget_s
-                prepare = partial(
-                    compile_cells, spec=target.spec, observer=progress, budget_s=budget_s
-                )
+                target, budget_s, prepare = machines.target, limits.budget_s, None
                 # Another machine's caches are out of reach.
-                prepare = None if target.local_index is None else prepare
+                if target.local_index is not None:
+                    from leanbench.run.builds import compile_cells
+
+                    known = {"spec": target.spec, "progress": progress.compiling}
+                    prepare = partial(compile_cells, **known, budget_s=budget_s)
                 not_started = run_cells(cells, directory, executor, progress, budget_s, prepare)
         except Stopped as stopped:
             _print_resume_command(f"Stopped by {stopped}", directory, len(cells), command)

@@ -146,22 +146,23 @@ def build_all(
     jobs: Sequence[Job],
     capability: tuple[int, int],
     pool: Executor,
-    on_build: Callable[[Build], None] = lambda build: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Build]:
     """Build all jobs for a compute capability. Return the builds in the jobs' order.
 
     Args:
-        on_build: Called with each build as it finishes.
+        progress: Called with the finished builds and all, at the start and after each.
 
     Raises:
         UserError: A process of the pool died.
     """
     done: dict[int, Build] = {}
+    progress(0, len(jobs))
     try:
         futures = {pool.submit(build, job, capability): index for index, job in enumerate(jobs)}
         for future in as_completed(futures):
             done[futures[future]] = future.result()
-            on_build(done[futures[future]])
+            progress(len(done), len(jobs))
     except BrokenExecutor:
         raise UserError(
             "a compiling process died, perhaps for want of memory: repeat the command, what was"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from leanbench.compile.build import Job, build_all, process_pool
 from leanbench.configs.lookup import resolve
@@ -20,36 +20,32 @@ from leanbench.run.cells import Cell
 _LEAST_BUILDS = 8
 
 
-class Observer(Protocol):
-    """Observer of the compilers."""
-
-    def compiling(self, done: int, total: int) -> None: ...
-
-
 def compile_cells(
-    cells: Sequence[Cell], spec: GpuSpec, observer: Observer, budget_s: float | None = None
+    cells: Sequence[Cell],
+    spec: GpuSpec,
+    progress: Callable[[int, int], None],
+    budget_s: float | None = None,
 ) -> None:
     """Compile the builds of many cells into the caches, for up to half of the sweep's budget.
 
     Failures are left to the cells.
+
+    Args:
+        progress: As in `leanbench.compile.build.build_all`.
     """
     jobs = jobs_of(cells, spec)
     if len(jobs) < _LEAST_BUILDS:
         return
-    ends_at = None if budget_s is None else time.monotonic() + budget_s / 2
-    done = 0
+    ends_at = math.inf if budget_s is None else time.monotonic() + budget_s / 2
 
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        observer.compiling(done, len(jobs))
-        if ends_at is not None and time.monotonic() > ends_at:
+    def go_on(done: int, total: int) -> None:
+        progress(done, total)
+        if done > 0 and time.monotonic() > ends_at:
             raise TimeoutError
 
-    observer.compiling(0, len(jobs))
     # A sweep goes on where a compiling process died.
     with contextlib.suppress(TimeoutError, UserError), process_pool() as pool:
-        build_all(jobs, spec.compute_capability, pool, count)
+        build_all(jobs, spec.compute_capability, pool, go_on)
 
 
 def jobs_of(cells: Sequence[Cell], spec: GpuSpec) -> list[Job]:

@@ -98,15 +98,7 @@ def compile_calls(
         for config in first_candidates(call, request.spec, request.candidates):
             job = Job(tuned_kernel(call).name, fills(call)[0], config)
             jobs.setdefault((kind_of(call), config.build_key), job)
-    done = 0
-
-    def count(_: object) -> None:
-        nonlocal done
-        done += 1
-        progress(done, len(jobs))
-
-    progress(0, len(jobs))
-    build_all(list(jobs.values()), request.spec.compute_capability, pool, count)
+    build_all(list(jobs.values()), request.spec.compute_capability, pool, progress)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import torch
 from leanbench.kernels.lean.configs import LeanTritonConfig
 from leanbench.kernels.lean.triton_kernel import LeanTriton
 
-from leanbench.compile.build import Build, Job, build_all, process_pool
+from leanbench.compile.build import Job, build_all, process_pool
 from leanbench.compile.triton_target import triton_target
 from leanbench.core.config import TileConfig
 from leanbench.core.errors import UserError
@@ -146,15 +146,17 @@ def test_what_cannot_be_built_says_why_and_the_others_are_built(pool):
         Job("reference", PROBLEM, CONFIG),
         Job("lean", RAGGED, CONFIG),
     ]
-    announced: list[Build] = []
-    uneven, reference, ragged = build_all(jobs, (9, 0), pool, announced.append)
+    announced: list[tuple[int, int]] = []
+    uneven, reference, ragged = build_all(
+        jobs, (9, 0), pool, lambda *counts: announced.append(counts)
+    )
     assert uneven.failure is not None
     assert "\n" not in uneven.failure
     assert uneven.resources == ()
     assert reference.failure == "TypeError: reference has nothing to compile"
     assert ragged.failure is None
     assert ragged.resources[0].registers_per_thread > 40
-    assert {compiled.job for compiled in announced} == set(jobs)
+    assert announced == [(done, 3) for done in range(4)]
 
 
 def test_a_process_that_dies_is_one_sentence():

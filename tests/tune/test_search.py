@@ -235,11 +235,13 @@ def jobs(monkeypatch) -> list[list[Job]]:
     """Replace compiling; return the jobs of each time."""
     done: list[list[Job]] = []
 
-    def build_all(wanted: Any, capability: Any, pool: Any, count: Callable[[Any], None]) -> None:
+    def build_all(
+        wanted: Any, capability: Any, pool: Any, progress: Callable[[int, int], None]
+    ) -> None:
         assert (capability, pool) == ((9, 0), POOL)
         done.append(wanted)
-        for job in wanted:
-            count(job)
+        for finished in range(len(wanted) + 1):
+            progress(finished, len(wanted))
 
     monkeypatch.setattr(search, "build_all", build_all)
     return done
