@@ -445,7 +445,9 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
         inputs.cache_seqlens.copy_(torch.tensor(case.lengths))
     if case.equal_scores is not None:
         set_equal_scores(inputs, case.equal_scores)
-    if case.lengths is not None and case.problem.latent and gathers(case.problem.page_size):
+    # Only lean_mla skips missing pages.
+    skips = MlaConfig in kernel(name).config_types and gathers(case.problem.page_size)
+    if case.lengths is not None and skips:
         inputs = drop_pages(inputs, case.variant)
     if kernel(name).guards_lengths:
         inputs = poison_unused(inputs)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 from leanbench.kernels.fa2 import Fa2Triton
+from leanbench.kernels.mla.configs import MlaConfig
+from leanbench.kernels.reference import Reference
 from leanbench.kernels.reference.torch import attend
 
 from leanbench.check import grid
@@ -282,6 +284,28 @@ def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch,
     case = grid.CheckCase(AttentionProblem(2, 4, 2, 33, 64, capacity=96), 1.0, 0)
     result = grid.run_case("fa2", case, gpu, device)
     assert (result.failure or "").startswith(failure)
+
+
+class Seeing(Reference):
+    """Keeps the call that it was given."""
+
+    def prepare(self, inputs, config):
+        self.inputs = inputs
+        return super().prepare(inputs, config)
+
+
+@pytest.mark.parametrize("config_types", [(), (MlaConfig,)])
+def test_only_lean_mla_is_given_missing_pages(config_types, monkeypatch):
+    seeing = Seeing()
+    seeing.config_types = config_types
+    monkeypatch.setattr("leanbench.check.grid.kernel", lambda name: seeing)
+    problem = AttentionProblem(
+        2, 24, 1, 500, 576, page_size=1, capacity=600, v_head_dim=512, latent=True
+    )
+    assert grid.run_case("it", grid.wild_case(problem, 1.0, 3), H200, "cpu").failure is None
+    table = seeing.inputs.block_table
+    pages = len(seeing.inputs.k_cache)
+    assert bool(((table < 0) | (table >= pages)).any()) == bool(config_types)
 
 
 @pytest.mark.parametrize(
