@@ -15,7 +15,7 @@ from leanbench.advice.neighbours import (
     Measured,
     measured_on,
 )
-from leanbench.core.errors import InvalidValue, UserError
+from leanbench.core.errors import InvalidValue, OutOfMemory, UserError
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kernel import Kernel
 from leanbench.core.kinds import SAME
@@ -31,7 +31,7 @@ from leanbench.core.syntax import parse_names, short_count
 from leanbench.decode.predict import without_attention_us
 from leanbench.gpu.catalogue import find
 from leanbench.model.error import is_modelled, model_error, scaled_from
-from leanbench.model.predict import exchange_us, predict_cell
+from leanbench.model.predict import exchange_us, predict_cell, unknown_axis
 from leanbench.records.published import PublishedRow
 from leanbench.records.standing import SPREAD
 from leanbench.run.cells import Grid
@@ -235,7 +235,7 @@ def _options(
     """Return the kernels that can be estimated in every layer, the fastest first.
 
     Raises:
-        UserError: There are none.
+        UserError: There are none. OutOfMemory if a layer alone needs more than there is.
     """
     form = _form(request, split, kv_dtype, page_size)
     found = {}
@@ -245,7 +245,7 @@ def _options(
     shared = set.intersection(*(set(of) for of in found.values()))
     if not shared:
         without = [problem for problem, of in found.items() if not of]
-        raise UserError(_why_none(request, form, without or [form.problem]))
+        raise _refused(request, form, without or [form.problem])
     options = [
         Option(name, form, {problem: of[name] for problem, of in found.items()}) for name in shared
     ]
@@ -561,7 +561,11 @@ def _able(
             try:
                 found[split] = _options(request, split, kv_dtype, request.page_sizes[0])
             except UserError as error:
-                reasons.append(str(error))
+                if isinstance(error, OutOfMemory) and not fitting:
+                    # A layer alone is too large: what is missing depends on all layers.
+                    found[split] = []
+                else:
+                    reasons.append(str(error))
     return found
 
 
@@ -574,7 +578,7 @@ def page_words(page_size: int | None) -> str:
     return "contiguous" if page_size is None else f"pages of {page_size}"
 
 
-def _why_none(request: Request, form: Form, layers: Sequence[AttentionProblem]) -> str:
+def _refused(request: Request, form: Form, layers: Sequence[AttentionProblem]) -> UserError:
     """Return why no kernel can be estimated in these layers."""
     problem, words = layers[0], layers[0].label
     others = model_named(request.model).other_layers if request.model else {}
@@ -587,16 +591,20 @@ def _why_none(request: Request, form: Form, layers: Sequence[AttentionProblem]) 
     runs = (each for of in (problem, plain) for each in every if _refusal(each, of) is None)
     each = next(runs, every[0])
     if reason := _refusal(each, problem):
-        return f"no kernel runs {words}: {reason}"
+        return UserError(f"no kernel runs {words}: {reason}")
     if not is_modelled(each):
         fix = "leave --backends out, or measure" if request.named else "measure it"
         reason = f"the performance model does not know {each.name}: {fix}"
+    elif name := unknown_axis(problem, each):
+        fix = f"measure {each.name} on that GPU, with --measure"
+        reason = f"the performance model does not know {name}: {fix}"
     else:
         fields = predict_cell(problem, each, "default", request.spec)
         if fields["status"] == "out_of_memory":
-            return f"{problem.label} {fields['reason']}"
-        fix = f"measure {each.name} on that GPU, with --measure"
-        reason = fields["reason"].replace("run it on a GPU", fix)
+            return OutOfMemory(f"{problem.label} {fields['reason']}")
+        reason = fields["reason"]
     named = ", ".join(f"{count} of {name}" for name, count in others.items())
     rest = f"; layers without an attention that leanbench has ({named}) do not count" * bool(named)
-    return f"nothing near {words} was measured on {request.spec.name}, and {reason}{rest}"
+    return UserError(
+        f"too little was measured on {request.spec.name} near {words}, and {reason}{rest}"
+    )

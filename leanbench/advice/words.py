@@ -125,8 +125,10 @@ def _origin(of: Recommendation) -> str:
         exchange = ", and a predicted exchange" * (choice.form.cp > 1)
         near, single = measured.near(choice.form.single)[0], choice.form.single
         return f"measured rows near {single.label}, the nearest {near.label}{exchange}"
-    near = "near this shape" if measured.rows else f"on {of.request.spec.name}"
-    return f"the performance model, which knows no libraries; nothing was measured {near}"
+    where = "too little was measured near this shape"
+    if not measured.rows:
+        where = f"nothing was measured on {of.request.spec.name}"
+    return f"the performance model, which knows no libraries; {where}"
 
 
 def _sureness(of: Recommendation) -> str:
@@ -206,7 +208,11 @@ def _other_forms(of: Recommendation) -> str:
     for words, option in of.others.items():
         own = f" with {option.kernel}" * (option.kernel != of.choice.kernel)
         caution = f" ({_FP8})" * words.startswith("e4m3")
-        phrases.append(f"{words} {_digits(option.main.latency_us)} µs{own}{caution}")
+        time = f"{_digits(option.main.latency_us)} µs"
+        if len(of.choice.layers) > 1:
+            # Kinds of layers can differ in opposite directions.
+            time = f"{_digits(option.step_us / 1e3)} ms a step"
+        phrases.append(f"{words} {time}{own}{caution}")
     return ", ".join(phrases)
 
 
@@ -251,6 +257,14 @@ def _notes(of: Recommendation) -> str:
             "nothing was measured with chosen tokens: times are those of as many tokens side by"
             " side, single rows take longer"
         )
+    page_size = of.choice.form.page_size
+    pages = [problem.page_size for problem in request.measured.rows if problem.page_size]
+    least = min(pages, default=0)
+    if of.choice.source == "neighbours" and page_size and page_size < least:
+        notes.append(
+            f"nothing was measured with pages of less than {least} tokens: times are those of"
+            " larger ones, such small pages take longer"
+        )
     if of.choice.form.kv_dtype != request.kv_dtypes[0]:
         notes.append(f"a 16-bit cache does not fit; {_FP8}")
     return "; ".join(notes)
@@ -274,7 +288,7 @@ def to_json(of: Recommendation, usd_per_hour: float | None = None) -> dict[str, 
         "kv_bytes": form.single.kv_bytes,
         "read_floor_us": read_floor_us(of),
         "parts": None if parts is None else asdict(parts),
-        "memory": asdict(of.memory),
+        "memory": {"weights_bytes": of.memory.weights or None, "kv_bytes": of.memory.kv},
         "options": list(map(_fields, of.options)),
         "others": {words: _fields(option) for words, option in of.others.items()},
         "sentences": sentences(of, usd_per_hour),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,8 @@ _LISTED = 6
 _SHAPE = re.compile(r"([\d/]+)x(\d+)", re.ASCII)
 #: Time after which the tour and --measure start nothing more.
 _BUDGET = "2m"
+#: Highest price of a GPU: far above any, and its multiples are finite.
+_MOST_USD = 1e6
 _HELP = """\
 No GPU is here to measure. Name a model or a shape, and a GPU:
   leanbench recommend llama-3-70b --gpu h100 --gpus 4 --batch 32 --context 16k
@@ -117,8 +118,11 @@ def recommend(
         else:
             _tour()
         return
-    if usd_per_hour is not None and not 0 < usd_per_hour < math.inf:
-        raise UserError(f"--usd-per-hour {usd_per_hour:g} is no price: write one such as 2.50")
+    if usd_per_hour is not None and not 0 < usd_per_hour <= _MOST_USD:
+        raise UserError(
+            f"--usd-per-hour {usd_per_hour:g} is no price of a GPU: write one such as 2.50, at most"
+            f" {_MOST_USD:.0f}"
+        )
     if usd_per_hour is not None and model is None:
         raise UserError(
             f"--usd-per-hour {usd_per_hour:g} needs a model, a shape alone has no tokens per"

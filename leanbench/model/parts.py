@@ -103,7 +103,8 @@ def _cut(
         if span.kind == "tiles":
             read_by_sm[sm] = max(span.end_us, read_by_sm.get(sm, 0.0))
     last_us = max(read_by_sm.values())
-    tail_us = last_us - sum(read_by_sm.values()) / len(read_by_sm)
+    # Rounding of the mean makes no negative time.
+    tail_us = max(0.0, last_us - sum(read_by_sm.values()) / len(read_by_sm))
     return Parts(
         launch_us=latency_us - end_us + start_us,
         ramp_us=0.0,

@@ -81,6 +81,12 @@ def axes_of(kernel: Kernel) -> frozenset[str]:
     return AXES | LATENT_AXES if kernel is LEAN_MLA else AXES
 
 
+def unknown_axis(problem: AttentionProblem, kernel: Kernel) -> str | None:
+    """Return the first axis off its default that the model does not know of a kernel, or None."""
+    unknown = [name for name in problem.seen.special if name not in axes_of(kernel)]
+    return "latent caches" if unknown and problem.latent else next(iter(unknown), None)
+
+
 def predict_cell(
     problem: AttentionProblem, kernel: Kernel, configs: str | KernelConfig, spec: GpuSpec
 ) -> dict[str, Any]:
@@ -116,8 +122,7 @@ def _predicted(
         return _shared(problem, kernel, configs, spec)
     # A call of chosen tokens is one of a cache of them.
     whole, problem = problem, problem.seen
-    if unknown := [name for name in problem.special if name not in axes_of(kernel)]:
-        name = "latent caches" if problem.latent else unknown[0]
+    if name := unknown_axis(problem, kernel):
         return _unsupported(f"the performance model does not know {name}: run it on a GPU")
     if problem.q_len > MAX_Q_LEN:
         return _unsupported(

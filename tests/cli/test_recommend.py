@@ -59,7 +59,7 @@ def test_json_has_the_figures_of_the_sentences():
     assert found["tokens_per_s"] == pytest.approx(32e6 / step_us)
     dollars = 4 * 2.5 / 3600 / found["tokens_per_s"] * 1e6
     assert found["usd_per_million_tokens"] == pytest.approx(dollars)
-    assert found["memory"]["kv"] == 80 * 2 * 2 * 128 * 2 * 16384 * 32
+    assert found["memory"]["kv_bytes"] == 80 * 2 * 2 * 128 * 2 * 16384 * 32
     assert found["kv_bytes"] == 2 * 2 * 128 * 2 * 16384 * 32
     assert {*found["others"]} == {
         *("tp 2 x cp 2", "cp 4", "pages of 16", "pages of 64", "e4m3 cache")
@@ -91,6 +91,8 @@ def test_measured_rows_win_over_estimates():
 def test_without_trials_there_is_no_estimate_from_neighbours():
     found = data("llama-3-8b --gpu h100 --backends fa2")
     assert found["source"] == "model"
+    # Rows of fa2 were measured there.
+    assert "nothing was measured" not in found["sentences"]["From"]
     assert found["layer_us"] == pytest.approx(42.0, abs=0.1)
     assert found["layer_error"] < 0.05
 
@@ -134,6 +136,7 @@ def test_either_will_do_only_where_the_lead_is_small(
 def test_unknown_weights_are_no_zero(words: str):
     found = lines(words)
     assert found["Memory"].startswith("KV cache alone ")
+    assert data(words)["memory"]["weights_bytes"] is None
     assert "whether they fit is not" in found["Note"]
     assert "Step" not in found
     fixes = refusal(*"recommend falcon-180b --gpu l4 --batch 64 --context 16k".split())
@@ -152,10 +155,28 @@ def test_what_a_kernel_refuses_is_not_listed():
     assert "torch_flash_no_split" not in grouped
 
 
+def test_a_model_whose_layer_alone_does_not_fit_is_counted_whole():
+    words = "llama-2-7b --gpu l40s --gpus 4 --batch 64 --context 1m"
+    kv_bytes = 64 * 2**20 * 32 * 8 * 2 * 128  # fp8, on each GPU
+    assert f"KV cache {kv_bytes / 1e9:.1f} GB" in refusal("recommend", *words.split())
+
+
+def test_pages_smaller_than_any_measured_are_noted():
+    note = data("llama-3-8b --gpu h200 --page-size 1")["sentences"]["Note"]
+    assert "pages of less than 16 tokens" in note
+    assert "Note" not in data("llama-3-8b --gpu h200 --page-size 16")["sentences"]
+
+
+def test_other_forms_of_several_kinds_of_layers_are_compared_by_the_step():
+    found = data("gpt-oss-120b --gpu h200 --gpus 4 --batch 4")
+    step_ms = found["others"]["pages of 16"]["attention_us"] / 1e3
+    assert f"pages of 16 {step_ms:.3g} ms a step" in found["sentences"]["Else"]
+
+
 def test_chunked_layers_keep_a_chunk():
     found = data("llama-4-scout --gpu h100 --gpus 8 --batch 4 --context 1m")
     assert (found["kernel"], found["kv_dtype"]) == ("lean", "same")
-    assert found["memory"]["kv"] == 4 * 2 * 2 * 128 * (12 * 2**20 + 36 * 8192)
+    assert found["memory"]["kv_bytes"] == 4 * 2 * 2 * 128 * (12 * 2**20 + 36 * 8192)
 
 
 def test_a_head_dim_without_kernels_has_the_true_reason(tmp_path: Path):
@@ -229,7 +250,7 @@ def test_a_config_json(tmp_path: Path):
 def test_an_fp8_checkpoint_has_half_the_bytes(name: str):
     found = data(f"{name} --gpu h200 --gpus 8")
     assert (found["kernel"], found["source"]) == ("lean_mla", "neighbours")
-    assert found["memory"]["weights"] == read_model("glm-5:tp=8").weights
+    assert found["memory"]["weights_bytes"] == read_model("glm-5:tp=8").weights
     assert found["sentences"]["Note"].startswith("weights count as published (fp8); ")
     assert f"--model {name} " in found["command"]
 
@@ -242,7 +263,7 @@ def test_weights_of_a_config_json_have_its_bits(tmp_path: Path):
         config = json.dumps({**keys, "quantization_config": quantization})
         (tmp_path / name / "config.json").write_text(config)
     half = data(f"{tmp_path / 'half'} --gpu h200")
-    assert half["memory"]["weights"] == read_model("llama-3-70b").weights
+    assert half["memory"]["weights_bytes"] == read_model("llama-3-70b").weights
     assert "weights count as published (gptq)" in half["sentences"]["Note"]
     whole = refusal("recommend", str(tmp_path / "whole-fp8"), "--gpu", "h200")
     assert whole.endswith("h200 has 141 GB: --gpus 2 would fit")
@@ -384,8 +405,8 @@ def test_times_of_chosen_tokens_are_those_of_tokens_side_by_side(model: str):
 def test_maverick_has_its_own_weights():
     scout = data("llama-4-scout --gpu b300 --gpus 8 --context 16k")
     maverick = data("llama-4-maverick --gpu b300 --gpus 8 --context 16k")
-    assert maverick["memory"]["weights"] * 8 / 2e9 == pytest.approx(400.7, abs=1)
-    assert scout["memory"]["weights"] * 8 / 2e9 == pytest.approx(107.8, abs=1)
+    assert maverick["memory"]["weights_bytes"] * 8 / 2e9 == pytest.approx(400.7, abs=1)
+    assert scout["memory"]["weights_bytes"] * 8 / 2e9 == pytest.approx(107.8, abs=1)
     assert "count as those of" not in maverick["sentences"]["Note"]
 
 
@@ -432,8 +453,9 @@ REFUSED = (
     " --gpu h100 --context 1k,2k; llama-3-8b,opt-6.7b --gpu h100; llama-3-8b --gpu h100 --lengths"
     " 64k+1k --batch 3; llama-3-8b --gpu h100 --lengths zipf; llama-3-8b --gpu h100 --lengths"
     " nowhere; llama-3-8b --gpu h100 --kv-dtype fp4; llama-3-8b --gpu h100 --backends laen;"
-    " llama-3-8b --gpu a100 --backends flashinfer; llama-3-8b --gpu h100 --usd-per-hour 0; --shape"
-    " 32/8x128 --gpu h100 --usd-per-hour 2; llama-3-405b --gpu h100 --gpus 8; deepseek-v4 --gpu"
+    " llama-3-8b --gpu a100 --backends flashinfer; llama-3-8b --gpu h100 --usd-per-hour 0;"
+    " llama-3-8b --gpu h100 --usd-per-hour 1e308; --shape 32/8x128 --gpu h100 --usd-per-hour 2;"
+    " llama-3-405b --gpu h100 --gpus 8; deepseek-v4 --gpu"
     " h200 --gpus 8; deepseek-v4 --gpu h100; deepseek-v4 --gpu h100 --gpus 8 --kv-dtype e4m3;"
     " glm-5 --gpu h200 --gpus 8; mimo-v2-flash --gpu h100 --gpus 8; deepseek-r1 --gpu h200 --gpus"
     " 8 --batch 160 --context 16k; llama-3-8b --gpu a100-40gb --batch 32 --context 8k; qwen3-8b"
