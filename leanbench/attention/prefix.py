@@ -5,6 +5,7 @@ the model predicts that this takes longer, the call is a plain one.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from leanbench.attention.call import WHOLE_NUMBERS, Call, as_int, short_repr
 from leanbench.attention.checks import check_call, check_tensors, check_values, reads_values
 from leanbench.attention.run import is_traced, run
 from leanbench.core.extras import Extras
+from leanbench.core.inputs import AttentionInputs
 from leanbench.kernels.launch import spec_of
 from leanbench.kernels.lean.cuda_settings import shares_prefix
 
@@ -55,8 +57,7 @@ def attend_with_prefix(
     on_device = call.cache_seqlens is not None
     own = call._replace(
         length=None if on_device else call.context - prefix,
-        # No row may be empty. Without tokens, its page is not read.
-        block_table=table[:, pages:] if table.shape[1] > pages else table[:, :1],
+        block_table=_own_pages(table, pages),
         extras=extras._replace(
             prior=out[0], prior_lse=lse.flatten(), prior_tokens=prefix if on_device else 0
         ),
@@ -72,8 +73,40 @@ def _is_shared(call: Call, pages: int) -> bool:
     k_cache, v_cache = call.k_cache, call.v_cache
     if call.config is not None or is_traced(call.q, k_cache, v_cache):
         return True
+    return _is_faster(k_cache, v_cache, pages, call.batch)
+
+
+def _is_faster(k_cache: torch.Tensor, v_cache: torch.Tensor, pages: int, batch: int) -> bool:
     page_bytes = (k_cache.nbytes + v_cache.nbytes) // max(1, k_cache.shape[0])
-    return shares_prefix(page_bytes * pages, call.batch, spec_of(call.q.device))
+    return shares_prefix(page_bytes * pages, batch, spec_of(k_cache.device))
+
+
+def _own_pages(table: torch.Tensor, pages: int) -> torch.Tensor:
+    """Return the table after a prefix.
+
+    No row may be empty. Without tokens, its page is not read.
+    """
+    return table[:, pages:] if table.shape[1] > pages else table[:, :1]
+
+
+def last_launch(inputs: AttentionInputs) -> AttentionInputs:
+    """Return the tensors of the last launch of a call without a config: the tokens after a shared
+    prefix that has a launch of its own, else all of them. Results of the first launch are any.
+    """
+    table, page_size = inputs.block_table, inputs.page_size
+    if not inputs.shared_prefix or table is None or page_size is None:
+        return inputs
+    pages, plain = inputs.shared_prefix // page_size, replace(inputs, shared_prefix=0)
+    if not _is_faster(inputs.k_cache, inputs.v_cache, pages, inputs.batch):
+        return plain
+    own, is_on_device = _own_pages(table, pages), inputs.cache_seqlens is not None
+    return replace(
+        plain,
+        block_table=own,
+        context=own.shape[1] * page_size if is_on_device else inputs.context - inputs.shared_prefix,
+        prior=inputs.out,
+        prior_tokens=inputs.shared_prefix if is_on_device else 0,
+    )
 
 
 def _of_all(extras: Extras) -> Extras | None:

@@ -6,6 +6,8 @@ import gc
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from leanbench.check.launches import finds_settings, launches_of
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
     from leanbench.core.problem import AttentionProblem
     from leanbench.core.timeline import Timeline
+
+    #: Settings of a call, and its problem: without a shared prefix if it reads it each time.
+    _Way = tuple[KernelConfig, AttentionProblem]
 
 #: Buffers with checked values. Together they have as many checked heads as one alone.
 _WATCHED = 8
@@ -121,14 +126,14 @@ class OneGpu(Subject):
         Raises:
             SuspectResult: The kernel changed its inputs or the instruments.
         """
-        choice, launches = self._choose(kernel, request)
+        choice, launches, problem = self._choose(kernel, request)
         fields = Outcome(**lookup.row_fields(kernel, choice))
         check = self._check(kernel, launches[0])
         self.check_inputs(kernel.name)
         self.check_instruments(kernel.name)
         fields |= check_outcome(check, check.failure(kernel.precision(self.problem)))
         if fields.status is None:
-            fields |= self._schedule_fields(kernel, choice.config)
+            fields |= self._schedule_fields(problem, kernel, choice.config)
         return Candidate(kernel=kernel, launches=launches, config=choice.config, outcome=fields)
 
     def capture(self, candidate: Candidate) -> Replay:
@@ -244,7 +249,7 @@ class OneGpu(Subject):
     def timelines(self, kernel: Kernel, request: str) -> list[Timeline] | str:
         effort, spec = self.instruments.options.effort, self.instruments.spec
         with self:
-            choice, launches = self._choose(kernel, request)
+            choice, launches, _ = self._choose(kernel, request)
             replays = {kernel.name: self.make_replay(launches)}
             timing = run_rounds(replays, effort, self.instruments.gpu_state)[kernel.name]
             timeline = record_timeline(
@@ -254,46 +259,63 @@ class OneGpu(Subject):
 
     def _choose(
         self, kernel: Kernel, request: str | KernelConfig
-    ) -> tuple[lookup.Choice, Launches]:
+    ) -> tuple[lookup.Choice, Launches, AttentionProblem]:
         """Choose the launch settings of a kernel, and make its launches with them.
 
         Args:
             request: See `leanbench.configs.lookup.resolve`. `best` times the kernel's candidates
-                here and takes the fastest correct one, or the first if none is correct.
+                here and takes the fastest correct one, or the first if none is correct. The API's
+                call without a shared prefix is a candidate, too.
+
+        Returns:
+            The settings, the launches, and the problem without a shared prefix if the call reads it
+            with each sequence.
         """
         problem, spec = self.problem, self.instruments.spec
+        plain = replace(problem, shared_prefix=0)
         if finds_settings(kernel, request):
             choice = settings_for(self.buffers[0])
+            is_plain = last_launch_of(self.buffers[0]).prior is None
         else:
-            choice = lookup.resolve(kernel, problem, spec, request)
+            choice, is_plain = lookup.resolve(kernel, problem, spec, request), False
         if request != "best" or choice.config is None:
-            return choice, launches_of(kernel, self.buffers, choice.config, request)
+            launches = launches_of(kernel, self.buffers, choice.config, request)
+            return choice, launches, plain if is_plain else problem
 
-        made: dict[KernelConfig, Launches] = {}
-        wrong: dict[KernelConfig, str] = {}
+        made: dict[_Way, Launches] = {}
+        wrong: dict[_Way, str] = {}
 
-        def launches(config: KernelConfig) -> Launches:
-            of_config = launches_of(kernel, self.buffers, config)
-            if failure := self._check(kernel, of_config[0]).failure(kernel.precision(problem)):
-                wrong[config] = failure
+        def launches_by(way: _Way) -> Launches:
+            config, of = way
+            copies = [replace(inputs, shared_prefix=of.shared_prefix) for inputs in self.buffers]
+            return launches_of(kernel, copies, config)
+
+        def right_launches(way: _Way) -> Launches:
+            launches = launches_by(way)
+            if failure := self._check(kernel, launches[0]).failure(kernel.precision(problem)):
+                wrong[way] = failure
                 raise UserError(failure)
-            made[config] = of_config
-            return of_config
+            made[way] = launches
+            return launches
 
-        configs = dict.fromkeys([choice.config, *kernel.candidate_configs(problem, spec)])
+        configs = [choice.config, *kernel.candidate_configs(problem, spec)]
+        ways: list[_Way] = [(config, problem) for config in configs]
+        if problem.shared_prefix and kernel.is_api:
+            config = lookup.resolve(kernel, plain, spec, "default").config
+            ways += [(config, plain)] if config else []
         try:
-            best, timed = fastest(
-                {config: lambda config=config: launches(config) for config in configs}
-            )
+            best, timed = fastest({way: partial(right_launches, way) for way in ways})
         except UserError:
             if not wrong:
                 raise
-            config = next(iter(wrong))
-            choice = lookup.Choice(config, "best of 0", "no candidate is right")
-            return choice, launches_of(kernel, self.buffers, config)
+            way = next(iter(wrong))
+            choice = lookup.Choice(way[0], "best of 0", "no candidate is right")
+            return choice, launches_by(way), way[1]
+        config, of = best
         whys = [f"the fastest of {timed} that were timed in this cell"]
-        whys += [f"{config.to_dict()} is not right: {failure}" for config, failure in wrong.items()]
-        return lookup.Choice(best, f"best of {timed}", "; ".join(whys)), made[best]
+        whys += ["as a call without shared_prefix"] * (of != problem)
+        whys += [f"{way[0].to_dict()} is not right: {why}" for way, why in wrong.items()]
+        return lookup.Choice(config, f"best of {timed}", "; ".join(whys)), made[best], of
 
     def _check(self, kernel: Kernel, launch: Callable[[], object]) -> CheckResult:
         """Launch once over the first buffer with poisoned outputs, and check these."""
@@ -302,9 +324,11 @@ class OneGpu(Subject):
         launch()
         return self.reference.check(self.results(kernel.name, launch, inputs), kernel.lse_base)
 
-    def _schedule_fields(self, kernel: Kernel, config: KernelConfig | None) -> Outcome:
+    def _schedule_fields(
+        self, problem: AttentionProblem, kernel: Kernel, config: KernelConfig | None
+    ) -> Outcome:
         spec = self.instruments.spec
-        schedule = kernel.schedule(self.problem, config, spec)
+        schedule = kernel.schedule(problem, config, spec)
         if schedule is None:
             return Outcome()
         per_sm = config.ctas_per_sm if isinstance(config, TileConfig) else None
@@ -313,12 +337,22 @@ class OneGpu(Subject):
             schedule=schedule.kind,
             quantisation_efficiency=efficiency,
             fixed_runs_us=fixed_runs_us(schedule, self.problem.kv_bytes, spec.bandwidth_tb_s),
-            workspace_bytes=workspace_bytes(self.problem, config, schedule),
+            workspace_bytes=workspace_bytes(problem, config, schedule),
         )
 
 
 def settings_for(inputs: AttentionInputs) -> lookup.Choice:
-    """Return the launch settings that `lean_attn_with_kvcache` finds for these tensors."""
+    """Return the launch settings that `lean_attn_with_kvcache` finds for these tensors, of its last
+    launch.
+    """
     from leanbench.attention.prepared import settings_of, shared_problem
 
-    return settings_of(inputs, shared_problem(inputs), batch_invariant=False)
+    launched = last_launch_of(inputs)
+    return settings_of(launched, shared_problem(launched), batch_invariant=False)
+
+
+def last_launch_of(inputs: AttentionInputs) -> AttentionInputs:
+    """Return the tensors of the last launch of `lean_attn_with_kvcache`."""
+    from leanbench.attention.prefix import last_launch
+
+    return last_launch(inputs)

@@ -22,6 +22,7 @@ from leanbench.check.poison import poison_unused
 from leanbench.core.inputs import AttentionInputs, make_inputs
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.measure.one_gpu import settings_for
 
 H200 = find("h200")
 OWN = cuda_config(32, 2, 2, 1, 1, 8, "bulk", 1, False)
@@ -111,6 +112,29 @@ def test_the_predicted_faster_way_is_taken(is_shared, prepared_for, monkeypatch)
     assert_right(inputs, *attend(inputs, config=None))
     assert [each.prior is None for each in prepared_for] == [True, False][: 1 + is_shared]
     assert prepared_for[0].batch == (1 if is_shared else 3)
+
+
+@pytest.mark.parametrize("on", ["host", "device"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_row_has_the_settings_of_the_last_launch(is_shared, on, prepared_for, monkeypatch):
+    gpu = replace(H200, sms=1, boost_clock_mhz=1) if is_shared else H200
+    monkeypatch.setattr(prefix, "spec_of", lambda device: gpu)
+    configs = []
+
+    def relaunch(inputs: AttentionInputs, config: Any) -> Any:
+        configs.append(config)
+        return attend_relaunch(inputs, config)
+
+    attend_relaunch = LEAN.relaunch
+    monkeypatch.setattr(LEAN, "relaunch", relaunch)
+    monkeypatch.setattr(LEAN_CUDA, "relaunch", relaunch)
+    axes: dict[str, Any] = {"context": 1200, "capacity": None, "q_len": 1, "kv_heads": 1}
+    axes |= {"page_size": 48, "shared_prefix": 1152, "lengths_on": on}
+    inputs = make_inputs(replace(PLAIN, **axes), "cpu")
+    attend(inputs, config=None)
+    assert configs[-1] == settings_for(inputs).config
+    own, plain = (settings_for(replace(inputs, shared_prefix=each)) for each in (1152, 0))
+    assert (own.config != plain.config) == is_shared
 
 
 @pytest.mark.parametrize(

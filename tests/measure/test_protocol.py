@@ -27,6 +27,7 @@ from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.one_gpu import OneGpu
+from leanbench.measure.options import MeasureOptions
 from leanbench.measure.protocol import measure_problem, measure_timelines
 from leanbench.measure.shared import attention_on
 from leanbench.measure.timing import Effort, Timing
@@ -198,6 +199,37 @@ def last_that_runs(candidates: dict[object, Callable[[], object]]) -> tuple[obje
     if not ran:
         raise refusals[0]
     return ran[-1], len(ran)
+
+
+class WithPrefix(Right):
+    """A kernel of the API that reads a shared prefix in its own launch, or with each sequence."""
+
+    config_choice = "best"
+    is_api = True
+    axes = Right.axes | {"page_size", "shared_prefix"}
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_best_tries_the_call_without_a_shared_prefix(gpu, monkeypatch, is_plain):
+    ways: list[tuple[Any, int]] = []
+
+    def launches_of(kernel: Any, copies: Any, config: Any, request: Any = None) -> Any:
+        ways.append((config, copies[0].shared_prefix))
+        return kernel.prepare_all(copies, config)
+
+    def fastest(candidates: dict[Any, Callable[[], object]]) -> tuple[object, int]:
+        for make in candidates.values():
+            make()
+        return list(candidates)[-1 if is_plain else 0], len(candidates)
+
+    monkeypatch.setattr(one_gpu, "launches_of", launches_of)
+    monkeypatch.setattr(one_gpu, "fastest", fastest)
+    problem = replace(PROBLEM, page_size=16, shared_prefix=64)
+    subject = attention_on(open_instruments(0, MeasureOptions(), gpu.announce), problem)
+    row = measure_problem(subject, [WithPrefix()])["right"]
+    assert ways == [(CONFIG, 64), (FASTER, 64), (CONFIG, 0)]
+    assert (row["status"], row["config_choice"]) == ("ok", "best of 3")
+    assert ("without shared_prefix" in row["config_reason"]) == is_plain
 
 
 def test_best_is_the_fastest_candidate_that_is_right(gpu, monkeypatch):
