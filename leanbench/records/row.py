@@ -105,6 +105,9 @@ class Row(Figures, Identity):
                 raise _fault(f"{name}: {value:g} is not between {least:g} and {_MOST:g}")
         if self.status in ("ok", "noisy") and self.latency_us is None:
             raise _fault(f"a row that is {self.status} needs a latency_us")
+        low, high = self.latency_ci_low_us, self.latency_ci_high_us
+        if low is not None and high is not None and low > high:
+            raise _fault(f"the interval of latency_us is reversed: {low:g} to {high:g}")
         return self
 
     def line(self) -> bytes:

@@ -92,6 +92,11 @@ def test_a_row_that_was_timed_has_a_latency_and_one_that_is_ok_gives_no_reason()
         row_with(reason="none")
 
 
+def test_an_interval_is_not_reversed():
+    with pytest.raises(ValidationError, match="reversed: 3 to 2"):
+        row("one", latency_ci_low_us=3.0, latency_ci_high_us=2.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_figure_that_is_not_finite_was_not_measured(value):
     assert row_with(relative_error=value).relative_error is None

@@ -133,6 +133,17 @@ def test_a_table_is_of_one_gpu(write_run: WriteRun, tmp_path):
         write_report(first, tmp_path, ["aiconfigurator"], [second])
 
 
+def test_tables_of_another_kernel_do_not_stay(write_run: WriteRun):
+    rows = [row(GQA, "lean", 50.0), row(MLA, "lean_mla", 40.0), row(GQA, "cudnn", 60.0)]
+    directory = write_run(rows)
+    [folder] = write_report(directory, directory, ["aiconfigurator"])
+    names = {path.stem for path in folder.iterdir()}
+    assert names == {"generation_attention_perf", "generation_mla_perf"}
+    write_report(directory, directory, ["aiconfigurator"], baseline="cudnn")
+    assert {path.stem for path in folder.iterdir()} == {"generation_attention_perf"}
+    assert ",cudnn,8,1," in (folder / "generation_attention_perf.txt").read_text()
+
+
 def test_parquet_has_the_names_of_later_versions(write_run: WriteRun):
     pytest.importorskip("pyarrow", reason="Parquet needs pyarrow")
     directory = write_run([row(GQA, "lean", 50.0)])
