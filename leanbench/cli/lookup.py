@@ -76,7 +76,9 @@ def lookup(
             }
             for each in shown
         ]
-        output.show_whole(json.dumps({"shape": problem.label, "measured": found}, indent=2))
+        # Otherwise these are the nearest shapes.
+        answer = {"shape": problem.label, "is_measured": is_measured, "measured": found}
+        output.show_whole(json.dumps(answer, indent=2))
         return
     if not is_measured:
         output.show(f"{problem.label} was not measured. The nearest measured shapes:")

@@ -78,6 +78,12 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["library"] is None for row in others] == [True, False, False, False, False]
 
 
+def test_json_tells_near_shapes_from_measured_ones() -> None:
+    near = json.loads(printed(*"lookup b8 h32/8 n5000 d128 --json".split()))
+    assert (near["is_measured"], len(near["measured"])) == (False, 3)
+    assert json.loads(printed(*MEASURED, "--json"))["is_measured"]
+
+
 def test_one_gpu_is_not_near_several() -> None:
     text = printed(*"lookup b8 h32/8 n4k d128 sel128".split())
     assert "cp:" not in text
