@@ -20,6 +20,7 @@ FORMATS = ("table", "markdown", "json")
 def _kernels() -> None:
     from rich.text import Text
 
+    from leanbench.cli.sweep_run import missing_kernels
     from leanbench.core.registry import kernels
 
     output.say_kernel_warnings()
@@ -27,11 +28,16 @@ def _kernels() -> None:
     table.add_column("name", no_wrap=True)
     # Titles have long names, which leave no room for a second column of text.
     table.add_column("what it is, its decomposition and source", overflow="fold")
-    for kernel in kernels().values():
+    # This project's own first, calls over several GPUs last.
+    own = [name for name in kernels() if name.startswith("lean")]
+    shared = [name for name, kernel in kernels().items() if "distributed" in kernel.__module__]
+    others = [name for name in kernels() if name not in {*own, *shared}]
+    for name in own + others + shared:
+        kernel = kernels()[name]
         about = f"{kernel.title}\n{kernel.decomposition}; {kernel.source}"
         table.add_row(kernel.name, Text(about))
     output.show_table(table)
-    for missing in filter(None, (kernel.unavailable_reason() for kernel in kernels().values())):
+    if missing := missing_kernels(kernels()):
         output.show(missing)
 
 

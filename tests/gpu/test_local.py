@@ -8,7 +8,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import UnknownGpu, find
-from leanbench.gpu.local import Target, choose, spec_of_device
+from leanbench.gpu.local import DEFAULT_GPU, Target, choose, spec_of_device
 from leanbench.gpu.nvml_library import GpuLostError, NvmlError, OldBindingError
 
 Install = Callable[..., Any]
@@ -104,9 +104,9 @@ def test_unknown_products(fake_torch, fake_nvml):
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml):
+def test_without_gpu_the_model_of_the_named_one_or_the_default(fake_nvml):
     fake_nvml().init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose(None, require_gpu=False) == Target(find(DEFAULT_GPU), None)
     assert choose("H200", require_gpu=False) == Target(find("h200"), None)
     with pytest.raises(UnknownGpu) as error:
         choose("a100-80g", require_gpu=False)
@@ -270,7 +270,7 @@ def test_neither_nvml_nor_torch_has_a_gpu(fake_nvml, fake_torch, monkeypatch, nv
         fake_torch(available=False)
     note = f"NVML cannot be used ({why})" if nvml in BROKEN else None
     for name in (None, "h200"):
-        assert choose(name, require_gpu=False) == Target(find(name or "a100-80gb"), None, note)
+        assert choose(name, require_gpu=False) == Target(find(name or DEFAULT_GPU), None, note)
         with pytest.raises(UserError) as error:
             choose(name, require_gpu=True)
         assert why in str(error.value)
@@ -287,7 +287,7 @@ def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(fake_nvml, monk
 
     monkeypatch.setattr("leanbench.gpu.local._torch_target", asked)
     fake_nvml()
-    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose(None, require_gpu=False) == Target(find(DEFAULT_GPU), None)
     fake_nvml(H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose("h200", require_gpu=False) == Target(find("h200"), None)
@@ -302,7 +302,7 @@ def test_torch_is_not_imported_without_the_driver_s_library(fake_nvml, fake_torc
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr("ctypes.CDLL", load)
-    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose(None, require_gpu=False) == Target(find(DEFAULT_GPU), None)
     monkeypatch.setattr("ctypes.CDLL", lambda name: None)
     assert choose(None, require_gpu=False).local_index == 0
 
