@@ -20,7 +20,6 @@ FORMATS = ("table", "markdown", "json")
 def _kernels() -> None:
     from rich.text import Text
 
-    from leanbench.cli.sweep_run import missing_kernels
     from leanbench.core.registry import kernels
 
     output.say_kernel_warnings()
@@ -37,8 +36,12 @@ def _kernels() -> None:
         about = f"{kernel.title}\n{kernel.decomposition}; {kernel.source}"
         table.add_row(kernel.name, Text(about))
     output.show_table(table)
-    if missing := missing_kernels(kernels()):
-        output.show(missing)
+    missing: dict[str, list[str]] = {}
+    for name, kernel in kernels().items():
+        if reason := kernel.unavailable_reason():
+            missing.setdefault(reason.removeprefix(f"{name} "), []).append(name)
+    for reason, names in missing.items():
+        output.show(f"{', '.join(names)}: {reason}")
 
 
 def _sweeps() -> None:

@@ -69,7 +69,7 @@ def run_sweep(sweep: Sweep, flags: RunFlags, command: list[str]) -> None:
         output.show_whole(str(file))
     if nothing_ran:
         output.say(nothing_ran)
-    elif not flags.quiet and (missing := explainmissing_kernels(run)):
+    elif not flags.quiet and (missing := explain_missing_kernels(run)):
         output.say(missing)
     if nothing_ran or has_failed(run):
         raise typer.Exit(1)
@@ -396,7 +396,7 @@ def explain_nothing_ran(run: Run) -> str:
     return f"Nothing to compare: {subject}{why} {chosen.reason}.{instead}"
 
 
-def explainmissing_kernels(run: Run) -> str:
+def explain_missing_kernels(run: Run) -> str:
     """Return a message if kernels of the run are not installed here or cannot be predicted, else an
     empty string.
     """
@@ -408,14 +408,14 @@ def explainmissing_kernels(run: Run) -> str:
     sentences = []
     if len(ran) == 1 and others:
         sentences.append(f"There was nothing to compare {next(iter(ran))} with.")
-    sentences.append(missing_kernels(others))
+    sentences.append(_missing_kernels(others))
     libraries = {name for name, kernel in kernels().items() if kernel.is_peer}
     if run.manifest["source"] == "predicted" and libraries.intersection(others):
         sentences.append("Libraries are measured on a GPU, never predicted.")
     return " ".join(filter(None, sentences))
 
 
-def missing_kernels(names: Iterable[str]) -> str:
+def _missing_kernels(names: Iterable[str]) -> str:
     """Return which kernels are not installed here and how to install them, or an empty string."""
     from leanbench.core.registry import kernel
 
