@@ -213,7 +213,7 @@ def _print_notes(sweep: Sweep, target: Target, flags: RunFlags) -> None:
 
     output.say_kernel_warnings()
     if not flags.quiet:
-        if not _is_predicted(target) and (missing := missing_kernels(sweep.kernels)):
+        if not _is_predicted(target) and (missing := _missing_kernels(sweep.kernels)):
             output.say(missing)
         _print_model_layers(sweep)
         _warn_truncated_lengths(sweep)

@@ -274,7 +274,7 @@ def test_an_export_that_cannot_be_written_says_to_choose_another_file(tmp_path, 
 
 
 def test_an_import_reads_a_pipe(home, tmp_path):
-    """As of /dev/stdin, and of a process substitution."""
+    """Import from /dev/stdin, and from a process substitution."""
     file = save(H200, [timed(10.0)], path=tmp_path / "in.json")
     reading, writing = os.pipe()
     os.write(writing, file.read_bytes())

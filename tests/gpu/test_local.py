@@ -20,7 +20,7 @@ BY_INDEX = "nvmlDeviceGetHandleByIndex"
 
 
 def device(name: Any = "NVIDIA H200", uuid: Any = "aaaa", **properties: Any) -> SimpleNamespace:
-    """What torch 2.5 and later say of an H200; `properties` replace or, when None, remove."""
+    """Return an H200's properties in torch 2.5; `properties` replace or, when None, remove."""
     fields = {"name": name, "uuid": uuid, "major": 9, "minor": 0, "total_memory": 150_109_880_320}
     fields |= {"multi_processor_count": 132, "L2_cache_size": 62_914_560}
     fields |= {"shared_memory_per_multiprocessor": 233_472, "regs_per_multiprocessor": 65_536}
