@@ -248,7 +248,7 @@ def headline(part: Part, *, under_banner: bool = False) -> list[Sentence]:
         taken = [f"{kernel} takes {times(energy.geomean)}" for kernel, energy in energies.items()]
         several = max(energy.problems for energy in energies.values()) > 1
         mean = " (geometric means)" if several else ""
-        words = f"Per launch, {listed(taken)} the energy of {summary.baseline}{mean}."
+        words = f"{listed(taken)} the energy of {summary.baseline}{mean}."
         sentences.append(Sentence(words, "Energy"))
     if notes := caveats(part, under_banner=under_banner):
         sentences.append(Sentence(" ".join(notes), "Note"))
