@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def lay_out(checkout: Path, folder: Path) -> None:
-    """A tree of links in which every module stands where it is imported from."""
+    """A tree of links that has every module under its import path."""
     package = folder / "leanbench"
     kernels = package / "kernels"
     kernels.mkdir(parents=True)

@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def try_end(end: str, wanted: list[str], folder: Path) -> None:
-    """Installs what is wanted into the folder and runs the commands with it."""
+    """Install these requirements into the folder and run the commands with them."""
     began_s = time.monotonic()
     print(f"{end}: installing {' '.join(wanted)}", flush=True)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]

@@ -101,7 +101,7 @@ def test_a_block_table_cut_from_a_wider_one(device):
 
 @pytest.mark.parametrize("q_len", [1, 3])
 def test_a_query_cut_from_a_larger_tensor(q_len, device):
-    """As from a fused QKV projection: heads are contiguous, tokens are not."""
+    """Cut Q from a fused QKV projection: heads are contiguous, tokens are not."""
     inputs = make_inputs(AttentionProblem(3, 4, 2, 45, 64, q_len=q_len), device)
     fused = torch.randn(3, q_len, 8, 64, device=device).to(inputs.q.dtype)
     inputs = replace(inputs, q=fused[:, :, 2:6])

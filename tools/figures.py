@@ -209,7 +209,7 @@ class Ratios:
 
     @property
     def counts(self) -> str:
-        """How often `under` is ahead, level and behind, for a table."""
+        """Format how often `under` is ahead, level and behind, for a table."""
         return " / ".join(
             map(str, standings((ratio for ratio, _ in self.pairs), self.spread).values())
         )

@@ -77,8 +77,9 @@ def show(gpu: Name) -> None:
         constants = ", ".join(f"{name} {us:.2f} us" for name, us in file.constants.items())
         output.show(f"{file.gpu['product']} ({file.where}){': ' if constants else ''}{constants}")
         table = output.table()
-        for column in ("signature", "fills", "best", "gain", "settings"):
-            table.add_column(column, justify="right" if column in ("fills", "gain") else "left")
+        table.add_column("signature, and its settings")
+        for column in ("fills", "best", "gain"):
+            table.add_column(column, justify="right")
         for (objective, signature), calls in sorted(by_signature.items()):
             order = ranked(calls)
             if not order:
@@ -87,7 +88,8 @@ def show(gpu: Name) -> None:
             gain = sum(default / best for best, default in costs) / len(costs) - 1
             words = signature if objective == "latency" else f"{signature} ({objective})"
             best = ", ".join(f"{cost:.2f}" for cost, _ in costs)
-            table.add_row(words, str(len(calls)), best, f"{gain:+.1%}", settings_words(order[0]))
+            words = f"{words}\n{settings_words(order[0])}"
+            table.add_row(words, str(len(calls)), best, f"{gain:+.1%}")
         output.show_table(table)
 
 

@@ -27,12 +27,21 @@ def _kernels() -> None:
     table.add_column("name", no_wrap=True)
     # Titles have long names, which leave no room for a second column of text.
     table.add_column("what it is, its decomposition and source", overflow="fold")
-    for kernel in kernels().values():
+    # This project's own first, calls over several GPUs last.
+    own = [name for name in kernels() if name.startswith("lean")]
+    shared = [name for name, kernel in kernels().items() if "distributed" in kernel.__module__]
+    others = [name for name in kernels() if name not in {*own, *shared}]
+    for name in own + others + shared:
+        kernel = kernels()[name]
         about = f"{kernel.title}\n{kernel.decomposition}; {kernel.source}"
         table.add_row(kernel.name, Text(about))
     output.show_table(table)
-    for missing in filter(None, (kernel.unavailable_reason() for kernel in kernels().values())):
-        output.show(missing)
+    missing: dict[str, list[str]] = {}
+    for name, kernel in kernels().items():
+        if reason := kernel.unavailable_reason():
+            missing.setdefault(reason.removeprefix(f"{name} "), []).append(name)
+    for reason, names in missing.items():
+        output.show(f"{', '.join(names)}: {reason}")
 
 
 def _sweeps() -> None:

@@ -18,7 +18,7 @@ def merge(
     """Put the runs of all shards of a sweep together into one run, with HTML and CSV.
 
     They must be of one request, one GPU model, one leanbench with one set of kernels and settings;
-    boards are compared by their calibration cell, clocks, driver and versions. Every cell of the
+    GPUs are compared by their calibration cell, clocks, driver and versions. Every cell of the
     sweep must have one row.
     """
     from leanbench.core.errors import UserError

@@ -93,7 +93,7 @@ RayAddress = Annotated[
 ]
 
 MixBoards = Annotated[
-    bool, switch("--mix-boards", "Take boards that differ in clocks, driver or versions.")
+    bool, switch("--mix-boards", "Accept GPUs that differ in clocks, driver or versions.")
 ]
 
 #: --ci of commands that time kernels.

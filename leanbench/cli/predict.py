@@ -48,7 +48,7 @@ def _gpu(default: str | bool) -> Any:
 
 _GpuOfRuns = Annotated[str | None, _gpu("the first run's")]
 _GpuNamed = Annotated[str | None, argument("GPU", "The same as --gpu.", autocompletion=gpu_names)]
-_GpuHere = Annotated[str | None, _gpu("the GPU that is here, or else a100-80gb")]
+_GpuHere = Annotated[str | None, _gpu("the GPU that is here, or else h200")]
 _GpuOfPaper = Annotated[str | None, _gpu(True)]
 
 #: Cells that `check` lists.
@@ -177,21 +177,20 @@ def show(name: _GpuNamed = None, gpu: _GpuHere = None, json_: _Json = False) -> 
         return
     _print_source(in_use, spec)
     table = output.table(f"Constants of {_whose(in_use, spec)}")
-    for name in ("constant", "value", "unit", "from", "meaning"):
-        table.add_column(
-            name, justify="right" if name == "value" else "left", no_wrap=name != "meaning"
-        )
+    table.add_column("constant, and its meaning")
+    table.add_column("value", justify="right", no_wrap=True)
+    for name in ("unit", "from"):
+        table.add_column(name, no_wrap=True)
     lean_cuda = in_use.constants.lean_cuda
     for of in (in_use.constants, *([] if lean_cuda is None else [lean_cuda])):
         prefix = "" if of is in_use.constants else "lean_cuda "
         for constant in declared(of):
             about, value = constant.metadata, getattr(of, constant.name)
             table.add_row(
-                prefix + constant.name,
+                f"{prefix}{constant.name}\n{about['meaning']}",
                 f"{value:.5g}",
                 about["unit"],
                 about["fitted"],
-                about["meaning"],
             )
     output.show_table(table)
     output.show(f"{_ABOUT_CONSTANTS}\n")

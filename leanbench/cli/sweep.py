@@ -98,7 +98,7 @@ def sweep(
 
     A LIST is separated by commas and wins over FILE. Without FILE and axes, the smoke sweep runs;
     with axes alone, the others are as `leanbench list axes` says; with --model, they are those of
-    the sweep models. Without a GPU, the performance model predicts for --gpu (a100 unless given).
+    the sweep models. Without a GPU, the performance model predicts for --gpu (h200 unless given).
 
     Exit code 1 means that a cell crashed, timed out or was incorrect, or that every cell is
     unsupported or out of memory.

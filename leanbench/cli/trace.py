@@ -62,7 +62,7 @@ def trace(
     PROBLEM is words in any order: h query heads or query/KV heads, n context, d head_dim; b batch,
     bf16 and NHD where they are not 1, fp16 and HND; `leanbench list axes` has all letters. k is
     1024. A ragged batch is a length per sequence: n1k+300+64k. GPUs that share a problem, as with
-    cp:2, are shown side by side. Without a GPU, the performance model predicts for --gpu (a100
+    cp:2, are shown side by side. Without a GPU, the performance model predicts for --gpu (h200
     unless given).
 
     Exit code 1 means that no kernel has a timeline.

@@ -49,7 +49,7 @@ TP = Axis(
     "tp",
     Whole(),
     default=1,
-    help="GPUs that share out a model's heads (tensor parallelism): 1,8; one of them is measured.",
+    help="Tensor-parallel size of --model: 1,8. One GPU's share of the heads is measured.",
 )
 
 

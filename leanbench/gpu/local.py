@@ -24,8 +24,9 @@ from leanbench.gpu.nvml import GpuLimits, Nvml
 from leanbench.gpu.nvml_library import NvmlError
 from leanbench.gpu.visible import LocalGpu, local_gpus, why_no_gpu, why_silent
 
-#: GPU of predictions without `--gpu` on a machine without a GPU: that of the LeanAttention paper.
-DEFAULT_GPU = "a100-80gb"
+#: GPU of predictions without `--gpu` on a machine without a GPU: the model was fitted to it, and
+#: knows both the Triton and the CUDA C++ kernels there.
+DEFAULT_GPU = "h200"
 #: Assumptions for an unknown GPU: below any current data-centre GPU.
 _UNKNOWN_BANDWIDTH_TB_S = 0.25
 _UNKNOWN_CLOCK_MHZ = 1500

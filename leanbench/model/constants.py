@@ -147,7 +147,7 @@ class Constants:
         0.5, "us", "fixed_split: the second kernel's node, waiting for the first to end"
     )
     idle_power_w: float = _constant(
-        126.0, "W", "the board with a CUDA context and nothing running", fitted="energy"
+        126.0, "W", "the GPU with a CUDA context and nothing running", fitted="energy"
     )
     sm_power_w: float = _constant(
         1.0, "W", "an SM that runs a CTA, beside the bytes it reads", fitted="energy"
@@ -156,7 +156,7 @@ class Constants:
         120.0, "pJ/byte", "a byte from DRAM through the arithmetic", fitted="energy"
     )
     power_cap_share: float = _constant(
-        0.996, "of the limit", "power under the board's limit, as seen", fitted="energy"
+        0.996, "of the limit", "highest power seen under the GPU's limit", fitted="energy"
     )
     reference_clock_mhz: float = _constant(
         1980.0, "MHz", "SM clock of the runs behind these figures", fitted="held"

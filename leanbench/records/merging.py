@@ -122,7 +122,7 @@ def _differences(parts: Sequence[_Part], mix_boards: bool) -> Iterator[str]:
         if not found.mixable:
             raise UserError(f"{phrase}: run its cells again, merge takes one of each")
         if not mix_boards:
-            raise UserError(f"{phrase}: run its cells on a like board, or add --mix-boards")
+            raise UserError(f"{phrase}: run its cells on an equal GPU, or add --mix-boards")
         yield phrase
 
 

@@ -131,7 +131,7 @@ CHARTS = (
     Chart(
         key="latency",
         title="Latency",
-        note="time of one launch",
+        note="time of one launch, or of a whole model's step",
         y="latency_us",
         y_title="latency (µs)",
         y_scale="log",

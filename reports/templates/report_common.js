@@ -41,7 +41,7 @@ function written(value, name) {
   return `${formats[kind](value)}${unit === "%" ? "%" : unit ? ` ${unit}` : ""}`;
 }
 
-/** 1, 2, 5, 10 and so on, written out; powers of ten alone where those would be too many. */
+/** 1, 2, 5, 10 and so on, written out; powers of ten alone where those would be too many, round numbers between where too few. */
 function logTicks(values, write = (tick) => tick.toLocaleString("en")) {
   const low = Math.min(...values), high = Math.max(...values);
   const steps = Math.log10(high / low) > 2.6 ? [1] : [1, 2, 5];
@@ -50,12 +50,15 @@ function logTicks(values, write = (tick) => tick.toLocaleString("en")) {
   const ticks = [];
   for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.log10(high) + 1; power++)
     for (const step of steps) ticks.push(+(step * 10 ** power).toPrecision(1));
-  return { type: "log", range, ticks: ticks.filter((tick) => tick >= range[0] && tick <= range[1]).map((tick) => [tick, write(tick)]) };
+  const within = (each) => each.filter((tick) => tick >= range[0] && tick <= range[1]);
+  const few = within(ticks).length < 2;
+  const shown = few && high > low ? within(linearTicks(low, high).ticks.map(([tick]) => tick)) : within(ticks);
+  return { type: "log", range, ticks: shown.map((tick) => [tick, write(tick)]) };
 }
 
 /** About five round numbers; those of shares in per cent. */
 function linearTicks(low, high, name) {
-  const isShare = ["share", "change"].includes(columnOf(name).kind);
+  const isShare = ["share", "change"].includes(columnOf(name)?.kind);
   const span = high - low || Math.abs(high) || 1;
   const rough = span / 5, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((each) => each * power >= rough * 0.999);

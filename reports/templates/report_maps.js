@@ -68,7 +68,7 @@
   /** Colour and its strength. */
   const colours = {
     winner: (value) => (value === page.kernels.length ? [NEUTRAL, 0.35] : [page.kernels[value].color, 0.7]),
-    speedup: (value, most) => [value > 0 ? page.kernels[0].color : WARNED, 0.08 + 0.72 * Math.min(1, Math.abs(value) / most)],
+    speedup: (value, most) => [value > 0 ? page.colors[0] : WARNED, 0.08 + 0.72 * Math.min(1, Math.abs(value) / most)],
     floor: (value) => [page.colors[0], 0.75 * Math.min(1, value)],
   };
 

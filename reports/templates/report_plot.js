@@ -42,11 +42,13 @@ const MARKS = {
 
 function mark(line, point, x, y) {
   const hollow = point.open || line.symbol === "cross";
-  return node("path", {
-    d: MARKS[line.symbol](line.radius ?? 3.2), transform: `translate(${x.toFixed(1)},${y.toFixed(1)})`, class: "mark",
-    fill: hollow ? "none" : line.color, "fill-opacity": line.opacity, stroke: point.ringed ? WARNED : line.color,
-    "stroke-width": point.ringed || line.symbol === "cross" ? 2 : 1, "stroke-opacity": line.opacity,
+  const radius = line.radius ?? 3.2;
+  const shape = node("path", {
+    d: MARKS[line.symbol](radius), class: "mark", fill: hollow ? "none" : line.color, "fill-opacity": line.opacity,
+    stroke: line.color, "stroke-width": line.symbol === "cross" ? 2 : 1, "stroke-opacity": line.opacity,
   });
+  const ring = point.ringed ? node("circle", { r: 2 * radius, fill: "none", stroke: WARNED, "stroke-width": 1.5, "stroke-opacity": line.opacity, class: "ringed" }) : null;
+  return node("g", { transform: `translate(${x.toFixed(1)},${y.toFixed(1)})` }, ring, shape);
 }
 
 /** From values to pixels. */

@@ -150,7 +150,7 @@ def test_torch_compile_takes_latent_caches_of_any_sizes(head_dim, latent):
 
 
 def test_caches_with_numbers_between_numbers_are_refused():
-    """As by flash-attn: they would be copied whole in every call."""
+    """Reject them as flash-attn does: they would be copied whole in every call."""
     inputs = make_inputs(PLAIN, "cpu")
     for name in ("k_cache", "v_cache"):
         odd = replace(inputs, **{name: gapped(getattr(inputs, name))})

@@ -18,7 +18,7 @@ ROOM, LENGTHS = 30, numbers(9, 17)
 
 
 def caches(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Those of two sequences, with NaN in all rows that are theirs not."""
+    """Return inputs of two sequences, with NaN in all rows that are not theirs."""
     k, v = rand(rows, ROOM, 2, 64), rand(rows, ROOM, 2, 64)
     k[2:], v[2:] = math.nan, math.nan
     return k, v

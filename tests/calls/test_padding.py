@@ -42,7 +42,7 @@ def cut(inputs: AttentionInputs, columns: slice, names: tuple[str, ...] = ALL) -
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """What is in memory, NaN too."""
+    """Return the bytes in memory, NaN too."""
     return tensor.contiguous().view(torch.int16 if tensor.element_size() == 2 else torch.uint8)
 
 
@@ -76,7 +76,7 @@ def appended(inputs: AttentionInputs) -> list[torch.Tensor]:
     ids=label,
 )
 def test_a_head_dim_of_59(problem, device):
-    """As in flash-attn's own tests; `softmax_scale` is by default that of 59."""
+    """Pad as flash-attn's own tests do; `softmax_scale` is by default that of 59."""
     inputs = cut(make_inputs(problem, device), FIRST_59)
     caches = {name: getattr(inputs, name).contiguous() for name in CACHES}
     inputs = replace(inputs, **caches, softmax_scale=59**-0.5)

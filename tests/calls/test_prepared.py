@@ -215,7 +215,7 @@ def grown(tokens: int, device: str) -> AttentionInputs:
 
 @pytest.mark.parametrize(("any_capacity", "expected"), [(True, [65, 128, 129]), (False, None)])
 def test_caches_that_grow_share_a_launch(any_capacity, expected, monkeypatch):
-    """Where the launch takes their strides; otherwise each capacity is another one."""
+    """Share a launch that takes their strides; otherwise each capacity has its own."""
     monkeypatch.setattr(every_kind.Relaunched, "any_capacity", any_capacity)
     seen = every_kind.take_every_kind(monkeypatch)
     tokens = [65, 66, 96, 128, 129, 130, 65]

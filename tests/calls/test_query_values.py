@@ -90,7 +90,7 @@ def test_packed_queries(dims):
 
 
 def views_of_a_pool(page_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As SGLang makes them: torch gives the dimension of one head strides of their own."""
+    """Cut a pool as SGLang does: torch gives the dimension of one head strides of its own."""
     pool = rand(64, 1, 576)
     shape = (-1, page_size, 1)
     return pool, pool[:, :, 512:].view(*shape, 64), pool[:, :, :512].view(*shape, 512)

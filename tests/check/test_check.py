@@ -92,7 +92,7 @@ def test_rounding_of_the_smallest_numbers_passes_with_room(dtype, sink):
 
 @pytest.mark.parametrize("sink", [11.0, 13.0])
 def test_wrong_small_numbers_are_found(sink):
-    """Of 2e-5 and 2e-6: flushed to zero, of another head, and off by ten spacings."""
+    """Detect outputs of 2e-5 and 2e-6 flushed to zero, of another head, and off by ten spacings."""
     inputs = solved_below_sinks(sink)
     reference, right = Reference(inputs), inputs.out.clone()
     for wrong in (torch.zeros_like(right), right.roll(1, dims=2), right + 10 * 2**-24):
@@ -116,7 +116,7 @@ def test_small_numbers_and_nan_in_the_wrong_place_are_found():
 
 
 def plainly_checked(inputs: AttentionInputs) -> tuple[float, float]:
-    """What `Reference.check` says, one element after another."""
+    """Return the errors of `Reference.check`, computed one element after another."""
     if inputs.out.isnan().any() or inputs.lse.isnan().any():
         return math.inf, math.inf
     worst_out = worst_lse = 0.0

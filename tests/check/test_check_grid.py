@@ -31,7 +31,7 @@ def values(cases: list[grid.CheckCase], *names: str) -> set[object]:
 
 
 def one_token(cases: list[grid.CheckCase]) -> list[grid.CheckCase]:
-    """Those with one query token over a contiguous cache."""
+    """Return problems with one query token over a contiguous cache."""
     return [case for case in cases if case.problem.q_len == 1 and case.problem.page_size is None]
 
 

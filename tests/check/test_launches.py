@@ -21,7 +21,7 @@ RAGGED = AttentionProblem(2, 4, 2, (40, 33), 64, q_len=2, page_size=16)
 
 @pytest.fixture
 def calls(monkeypatch) -> list[dict[str, Any]]:
-    """What each call of the API was given besides its tensors."""
+    """Collect the arguments of each call of the API, without its tensors."""
     calls: list[dict[str, Any]] = []
     attend = attention.lean_attn_with_kvcache
 

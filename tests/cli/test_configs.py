@@ -83,8 +83,9 @@ def test_show_has_each_signature_with_its_gain():
     assert shown[0] == "NVIDIA H200 (yours): cluster 1.50 us, merge 0.90 us"
     (energy,) = (line for line in shown if "(energy)" in line)
     (latency,) = (line for line in shown if line.startswith(SIGNATURE) and line != energy)
-    assert latency.startswith(f"{SIGNATURE} 2 8.00, 10.00 +22.5% implementation=cuda tile_tokens=")
-    assert energy.startswith(f"{SIGNATURE} (energy) 1 5.00 +0.0% ")
+    assert latency == f"{SIGNATURE} 2 8.00, 10.00 +22.5%"
+    assert shown[shown.index(latency) + 1].startswith("implementation=cuda tile_tokens=")
+    assert energy == f"{SIGNATURE} (energy) 1 5.00 +0.0%"
 
 
 def test_timings_of_latent_calls(tmp_path):
@@ -102,8 +103,8 @@ def test_timings_of_latent_calls(tmp_path):
     how, settings, *_ = explained(label)
     assert how.endswith(f"tuned, timed 2026-11-28 on NVIDIA H200, yours: {words}")
     assert settings == "min_tiles_per_cta=4 align_grid=True column_groups=4"
-    [shown] = (line for line in lines("show", "h200") if line.startswith(words))
-    assert shown == f"{words} 1 16.00 +25.0% {settings}"
+    shown = lines("show", "h200")
+    assert shown[shown.index(f"{words} 1 16.00 +25.0%") + 1] == settings
     assert any("h200 yours 2026-11-28 2 2 4" in line for line in lines("list"))
     assert lines("export", "h200", str(tmp_path / "out.json"))[0].endswith("2 calls of NVIDIA H200")
     assert read(tmp_path / "out.json").calls()[1] == latent
@@ -273,7 +274,7 @@ def test_an_export_that_cannot_be_written_says_to_choose_another_file(tmp_path, 
 
 
 def test_an_import_reads_a_pipe(home, tmp_path):
-    """As of /dev/stdin, and of a process substitution."""
+    """Import from /dev/stdin, and from a process substitution."""
     file = save(H200, [timed(10.0)], path=tmp_path / "in.json")
     reading, writing = os.pipe()
     os.write(writing, file.read_bytes())

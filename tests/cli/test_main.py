@@ -100,7 +100,7 @@ def test_names_are_completed(words, names, tmp_path, monkeypatch):
         ("--help", "--install-completion"),
         ("report --help", "report [OPTIONS] RUN... "),
         ("sweep --help", "of least energy times latency. [default: (default, or FILE's)]"),
-        ("predict show --help", "[default: (the GPU that is here, or else a100-80gb)]"),
+        ("predict show --help", "[default: (the GPU that is here, or else h200)]"),
         ("predict claims --help", "[default: a100-80gb]"),
     ],
 )

@@ -379,7 +379,7 @@ def test_measure_needs_that_gpu_and_something_to_measure(monkeypatch: Any):
 
 
 def test_windows_and_chunks_are_estimated_where_nothing_was_measured():
-    """As plain attention over the tokens that they read."""
+    """Count them as plain attention over the tokens that they read."""
     found = data("gpt-oss-20b --gpu a100 --batch 4 --context 16k")
     assert (found["source"], found["layer_error"]) == ("model", None)
     assert "count as plain attention over the tokens that they read" in found["sentences"]["Note"]

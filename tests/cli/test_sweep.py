@@ -222,8 +222,8 @@ def test_dry_run_lists_cells_bytes_and_time_and_makes_nothing(tmp_path):
     words = "--dry-run --context 1k,8m --kernels lean --out"
     result = invoke("sweep", *words.split(), str(tmp_path / "runs"))
     assert result.exit_code == 0
-    assert "No GPU here: the sweep custom would be predicted for NVIDIA A100" in result.stderr
-    assert result.stdout.splitlines()[0].rstrip() == "custom: 2 cells for a100-80gb"
+    assert "No GPU here: the sweep custom would be predicted for NVIDIA H200" in result.stderr
+    assert result.stdout.splitlines()[0].rstrip() == "custom: 2 cells for h200"
     assert "Model error" not in result.output
     lines = [line for line in result.stdout.splitlines() if line.startswith("lean")]
     small, large = lines[0].split(), lines[1].split()

@@ -63,7 +63,7 @@ def test_files_go_to_a_new_folder_under_runs(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(module, "datetime", Clock)
     words = ("b2 h32/8 n4096 d128 bf16 NHD", "--kernels", "lean", "--format", "json", "-q")
-    folder = "runs/trace-b2-h32-8-n4096-d128-bf16-NHD-a100-80gb-20300102-030405"
+    folder = "runs/trace-b2-h32-8-n4096-d128-bf16-NHD-h200-20300102-030405"
     assert invoke(*words).stdout == f"{folder}/trace.json\n"
     assert invoke(*words).stdout == f"{folder}-2/trace.json\n"
     about = json.loads((tmp_path / folder / "trace.json").read_text())["otherData"]

@@ -320,7 +320,7 @@ def test_a_latent_call_gets_its_winner_and_others_the_rules():
 
 
 def test_rules_for_lengths_on_the_device_are_those_of_their_bound():
-    """Of 4352 tokens on the host they would choose longer splits."""
+    """Choose for the capacity; 4352 tokens on the host would have longer splits."""
     call = replace(LATENT_SERVED, batch=1, q_heads=128, context=4352)
     at_bound = replace(call, context=6144)
     known = replace(call, lengths_on="host")

@@ -105,8 +105,8 @@ def of_model(problem: AttentionProblem, config: LeanCudaConfig, gpu: GpuSpec) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_closed_form_is_near_the_schedule(kind):
-    """Of one length: rounds within 2 or 5%, segments within 1, and at most one partial more, or
-    half the number: a range that begins anywhere can cut an output tile once more.
+    """Agree at one length: rounds within 2 or 5%, segments within 1, and at most one partial more,
+    or half the number: a range that begins anywhere can cut an output tile once more.
     """
     kinds: Counter[str] = Counter()
     for problem, configs, gpu in drawn(kind):

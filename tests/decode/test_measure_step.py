@@ -59,7 +59,7 @@ class World:
         self.refused: list[int] = []
 
     def spoil(self, step: DecodeStep) -> None:
-        """What a broken capture does."""
+        """Fail as a broken capture does."""
 
     def instruments(self, **options: Any) -> Any:
         return SimpleNamespace(
@@ -251,7 +251,7 @@ def test_a_prompt_is_repeated_while_it_is_short(world, llama, monkeypatch, secon
 
 @pytest.mark.parametrize(("name", "products"), [("llama", 15), ("opt", 13), ("gpt-oss", 11)])
 def test_matrix_products_run_on_what_the_step_gives_them(world, tmp_path, name, products):
-    """Of two layers: q, k, v, o and the MLP's matrices, or experts; and the output matrix."""
+    """Run two layers' matrices: q, k, v, o and the MLP's, or experts; and the output matrix."""
     step = DecodeStep(problem_of(written(tmp_path, name), 37, 90, dtype="bf16"), "cpu")
     own: Any = kernel("no_attention")
     step.attend_with(own.attend)
@@ -268,7 +268,7 @@ def test_matrix_products_run_on_what_the_step_gives_them(world, tmp_path, name, 
 
 
 def test_a_sample_is_taken_behind_a_replay(monkeypatch):
-    """Of the first, the host's start of the graph would be a part."""
+    """Time the second of two replays: the first would include the host's start of the graph."""
     events: list[str] = []
 
     event = SimpleNamespace(record=lambda: events.append("event"), synchronize=lambda: None)

@@ -17,6 +17,7 @@ from leanbench.core.config import TileConfig
 from leanbench.core.decomposition import TileGrid, one_cta_per_tile
 from leanbench.core.problem import AttentionProblem
 from leanbench.gpu.catalogue import find
+from leanbench.gpu.local import DEFAULT_GPU
 from leanbench.model.simulate import latency_us
 
 KERNELS = (Path(__file__).parents[1] / "fixtures" / "kernels", Path(__file__).parent / "kernels")
@@ -100,4 +101,6 @@ def stand_in_us(context: int) -> float:
     """Return the latency that the model predicts for the fixture kernels."""
     problem = AttentionProblem(1, 32, 8, context, 128)
     config = TileConfig(tile_tokens=64, num_warps=4, num_stages=2)
-    return latency_us(one_cta_per_tile(TileGrid.of(problem, 64)), problem, config, find("a100"))
+    return latency_us(
+        one_cta_per_tile(TileGrid.of(problem, 64)), problem, config, find(DEFAULT_GPU)
+    )

@@ -82,7 +82,7 @@ def test_a_spent_budget_says_how_to_go_on_and_resume_finds_the_run(tmp_path):
     assert done.returncode == 0
     assert "The budget is spent: 1 of 4 cells are done, 3 are left." in done.stderr
     [path] = tmp_path.iterdir()
-    assert path.name.startswith("custom-a100-80gb-")
+    assert path.name.startswith("custom-h200-")
     assert f"--name {path.name} --resume" in done.stderr
     assert len(rows(path)) == 1
     assert run(*words, str(tmp_path), "--resume").returncode == 0

@@ -8,7 +8,7 @@ import pytest
 
 from leanbench.core.errors import UserError
 from leanbench.gpu.catalogue import UnknownGpu, find
-from leanbench.gpu.local import Target, choose, spec_of_device
+from leanbench.gpu.local import DEFAULT_GPU, Target, choose, spec_of_device
 from leanbench.gpu.nvml_library import GpuLostError, NvmlError, OldBindingError
 
 Install = Callable[..., Any]
@@ -20,7 +20,7 @@ BY_INDEX = "nvmlDeviceGetHandleByIndex"
 
 
 def device(name: Any = "NVIDIA H200", uuid: Any = "aaaa", **properties: Any) -> SimpleNamespace:
-    """What torch 2.5 and later say of an H200; `properties` replace or, when None, remove."""
+    """Return an H200's properties in torch 2.5; `properties` replace or, when None, remove."""
     fields = {"name": name, "uuid": uuid, "major": 9, "minor": 0, "total_memory": 150_109_880_320}
     fields |= {"multi_processor_count": 132, "L2_cache_size": 62_914_560}
     fields |= {"shared_memory_per_multiprocessor": 233_472, "regs_per_multiprocessor": 65_536}
@@ -104,9 +104,9 @@ def test_unknown_products(fake_torch, fake_nvml):
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_without_gpu_the_model_of_the_named_one_or_a100(fake_nvml):
+def test_without_gpu_the_model_of_the_named_one_or_the_default(fake_nvml):
     fake_nvml().init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose(None, require_gpu=False) == Target(find(DEFAULT_GPU), None)
     assert choose("H200", require_gpu=False) == Target(find("h200"), None)
     with pytest.raises(UnknownGpu) as error:
         choose("a100-80g", require_gpu=False)
@@ -270,7 +270,7 @@ def test_neither_nvml_nor_torch_has_a_gpu(fake_nvml, fake_torch, monkeypatch, nv
         fake_torch(available=False)
     note = f"NVML cannot be used ({why})" if nvml in BROKEN else None
     for name in (None, "h200"):
-        assert choose(name, require_gpu=False) == Target(find(name or "a100-80gb"), None, note)
+        assert choose(name, require_gpu=False) == Target(find(name or DEFAULT_GPU), None, note)
         with pytest.raises(UserError) as error:
             choose(name, require_gpu=True)
         assert why in str(error.value)
@@ -287,7 +287,7 @@ def test_torch_is_not_asked_where_nvml_says_that_there_is_no_gpu(fake_nvml, monk
 
     monkeypatch.setattr("leanbench.gpu.local._torch_target", asked)
     fake_nvml()
-    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose(None, require_gpu=False) == Target(find(DEFAULT_GPU), None)
     fake_nvml(H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert choose("h200", require_gpu=False) == Target(find("h200"), None)
@@ -302,7 +302,7 @@ def test_torch_is_not_imported_without_the_driver_s_library(fake_nvml, fake_torc
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr("ctypes.CDLL", load)
-    assert choose(None, require_gpu=False) == Target(find("a100-80gb"), None)
+    assert choose(None, require_gpu=False) == Target(find(DEFAULT_GPU), None)
     monkeypatch.setattr("ctypes.CDLL", lambda name: None)
     assert choose(None, require_gpu=False).local_index == 0
 

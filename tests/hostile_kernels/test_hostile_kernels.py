@@ -85,7 +85,7 @@ def test_zeros_are_seen_in_every_head_of_every_buffer(gpu, monkeypatch):
 
 
 def test_watched_buffers_cannot_be_foreseen(gpu):
-    """Of many buffers seven are drawn, and never by the generators that a kernel can seed."""
+    """Draw seven of many buffers, never by the generators that a kernel can seed."""
     import random
 
     small = AttentionProblem(1, 1, 1, 16, 64)

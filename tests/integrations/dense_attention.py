@@ -10,7 +10,7 @@ import torch
 
 
 def in_place_of_lean(monkeypatch: pytest.MonkeyPatch) -> DenseAttention:
-    """What layers of transformers call as LeanAttention until the test's end."""
+    """Replace LeanAttention in layers of transformers until the test's end."""
     from leanbench.integrations import hf_attention
     from leanbench.integrations.transformers import register
 

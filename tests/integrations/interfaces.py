@@ -55,7 +55,7 @@ def methods(own: type) -> dict[str, Callable[..., Any]]:
 
 
 def fields_read(module: ModuleType, *names: str) -> set[str]:
-    """What the source of a module reads of variables and attributes with these names."""
+    """Return the fields that a module's source reads of variables with these names."""
     read = set()
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

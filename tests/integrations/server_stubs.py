@@ -287,7 +287,7 @@ def sglang_modules() -> dict[str, ModuleType]:
 
 
 def sglang_layer(**changes: Any) -> SimpleNamespace:
-    """What a backend reads of SGLang's RadixAttention."""
+    """Return a stub with the fields that a backend reads of SGLang's RadixAttention."""
     own: dict[str, Any] = {"tp_q_head_num": 4, "tp_k_head_num": 2, "head_dim": 8, "v_head_dim": 8}
     own |= {"scaling": 0.25, "logit_cap": 0.0, "sliding_window_size": -1}
     own |= {"is_cross_attention": False, "k_scale": None, "v_scale": None}

@@ -94,7 +94,7 @@ def kv_caches() -> dict[str, torch.Tensor]:
 
 
 def run(impl: Any, query: torch.Tensor, metadata: Any, version: str = "0.33") -> Any:
-    """What `forward` returned."""
+    """Return the output of `forward`."""
     output = torch.full_like(query, torch.nan)
     layer = SimpleNamespace(_q_scale=torch.ones(()), _k_scale=torch.ones(()))
     return impl.forward(layer, query, None, None, kv_caches()[version], metadata, output)
@@ -387,7 +387,7 @@ class Pool:
 
 
 def step(made: ModuleType, layer: Any, spec_info: Any = None, **options: Any) -> tuple[Any, Pool]:
-    """What `forward_decode` returned for 3 sequences, and the cache."""
+    """Return the output of `forward_decode` for 3 sequences, and the cache."""
     pool = Pool()
     own = made.LeanBackend(pool)
     own.forward_metadata = SglangMetadata(page_table=TABLE, cache_seqlens_int32=LENGTHS)

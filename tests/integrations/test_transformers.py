@@ -79,7 +79,7 @@ def test_a_model_says_the_same_without_padding(kind, cache, lean):
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2-moe"])
 def test_a_chunk_over_cached_tokens(kind, lean):
-    """As speculative decoding and chunked prompts pass several tokens at once."""
+    """Pass several tokens at once, as speculative decoding and chunked prompts do."""
     model, tokens = tiny_model(kind), prompts()
     with torch.no_grad():
         model.set_attn_implementation("eager")

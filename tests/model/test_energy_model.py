@@ -43,7 +43,7 @@ def test_fit_finds_what_made_the_rows_and_moves_nothing_without_rows():
 
 
 def test_at_the_limit_on_the_h200():
-    """What the cap rests on: kernels that use all SMs were held at 696 to 699 W of 700."""
+    """Find the cap in the runs: kernels that use all SMs were held at 696 to 699 W of 700."""
     rows = Path(__file__).parents[2] / "reports/h200/model/paper-fig13-again/results.jsonl"
     power = {}
     for line in rows.read_text().splitlines():

@@ -168,6 +168,22 @@ def test_maps_show_the_winner_the_speedup_and_the_floor(write_run: WriteRun) -> 
     assert seen["charts"] == 2
 
 
+def test_a_narrow_axis_has_ticks_and_a_map_s_colours_are_those_of_its_note(
+    write_run: WriteRun,
+) -> None:
+    latencies = {(1024, 8): 8_100.0, (4096, 8): 9_000.0, (1024, 16): 10_500.0, (4096, 16): 16_900.0}
+    rows = [
+        row(problem(n, heads), name, latency_us * factor)
+        for (n, heads), latency_us in latencies.items()
+        for name, factor in (("lean_mla", 1.0), ("flash_mla", 1.01 if heads == 8 else 0.9))
+    ]
+    probe = """return [chart("latency").picture.y.ticks.length,
+      document.getElementById("maps-speedup").picture.cells.map(({ color }) => color), page.colors[0]];"""
+    (ticks, colors, blue), _ = look(write_run(rows), probe)
+    assert ticks > 2
+    assert colors == [blue, blue, "#D99A1C", "#D99A1C"]
+
+
 @pytest.mark.deep
 def test_maps_are_saved_as_svg_and_png(write_run: WriteRun) -> None:
     probe = """const saved = [];

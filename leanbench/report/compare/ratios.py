@@ -32,7 +32,7 @@ class Margin:
 
     @property
     def level(self) -> str:
-        """What makes two latencies level."""
+        """Condition under which two latencies are level."""
         return (
             f"within {self.words}"
             if self.is_model_error
@@ -41,7 +41,7 @@ class Margin:
 
     @property
     def ahead(self) -> str:
-        """What puts a latency ahead of another."""
+        """Condition under which a latency is ahead of another."""
         intervals = "" if self.is_model_error else ", and no intervals overlap"
         return f"by more than {self.words}{intervals}"
 

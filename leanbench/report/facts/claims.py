@@ -16,17 +16,15 @@ if TYPE_CHECKING:
 def claims_section(results: Results) -> Section:
     """Make a table of all claims for each GPU, L2 state and source that has one of them."""
     hint = (
-        "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6: LA is lean,"
-        " FA2, FD and FlashInfer are the kernels in the column “with”. In brackets the 95%"
-        " interval, from those of the medians; of energies and occupancy 1% to either side; of"
-        " predictions what the model's error allows. A figure holds where the interval has it, to"
-        " the digits that the paper gives, and does not have 1; a bound where the interval lies on"
-        " its side. Reversed: the interval lies on the other side of 1 than the claim. Means of"
-        " ratios are geometric."
-        " Occupancy is the SM busy share where it was measured (--occupancy), the schedule's"
-        " quantisation efficiency in a prediction. The paper does not say which problems its"
-        f" samples were: {FEWEST_SAMPLES} or more multi-head problems of a run stand for them,"
-        " named next to the figure."
+        "LeanAttention (arXiv 2405.10480) on an A100-80GB with FlashAttention 2.5.6. LA is lean;"
+        " FA2, FD and FlashInfer are the kernels in the column “with”. In brackets: the 95%"
+        " interval from those of the medians; 1% to either side for energies and occupancy; the"
+        " model's error for predictions. Holds: the interval contains the paper's figure, to its"
+        " digits, and not 1; for a bound, it lies on its side. Reversed: it lies on the other side"
+        " of 1. Means of ratios are geometric. Occupancy is the measured SM busy share"
+        " (--occupancy), in predictions the schedule's quantisation efficiency. The paper does not"
+        f" name the problems of its samples: {FEWEST_SAMPLES} or more multi-head problems of a run"
+        " stand for them, named next to the figure."
     )
     if results.are_several:
         hint += (

@@ -58,12 +58,12 @@ def decompositions_section(results: Results) -> Section:
     if not says_more:
         return Section("decompositions", heading, ())
     hint = (
-        "The latency of the second kernel over the first one's: geometric mean, lowest to"
-        " highest, problems. Decomposition: both kernels have one copy and attend code; fa2"
-        " never splits an output tile, fixed_split splits all into as many parts, merged in the"
-        " same launch in CUDA C++ and in a second one in Triton. Over equal lengths lean"
-        " runs stream-K where splits would fill waves partly; where it runs equal splits, or"
-        " one CTA or cluster a tile, it is fixed_split's decomposition itself."
+        "The latency of the second kernel over the first one's: geometric mean (lowest to"
+        " highest, number of problems). Decomposition: both kernels copy and attend with the same"
+        " code; fa2 never splits an output tile, fixed_split splits each into the same number of"
+        " parts, merged in the same launch in CUDA C++ and in a second one in Triton. Over equal"
+        " lengths lean runs stream-K where splits would fill waves partly; where it runs equal"
+        " splits, or one CTA or cluster a tile, it is fixed_split's decomposition itself."
     )
     counts = {name: schedules_of(rows) for name, rows in sides.items() if effects[name]}
     blocks = (sentences(hint, layout="hint"), _effects_table(effects), _counts_table(counts))

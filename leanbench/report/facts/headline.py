@@ -234,18 +234,21 @@ def headline(part: Part, *, under_banner: bool = False) -> list[Sentence]:
     sentences = []
     if summary.winners:
         sentences.append(Sentence(_fastest(summary.winners, summary.margin), "Fastest"))
-    if summary.over_best:
+    peers = summary.over_peers
+    if peers and len(peers.kernels) == 1:
+        peers = None  # it has its line among the speedups
+    # Among peers alone, the fastest other kernel is the fastest peer.
+    if summary.over_best and not (peers and peers.ratios == summary.over_best):
         by_how_much = _by_how_much(summary, summary.over_best, part.short)
         sentences.append(Sentence(by_how_much, "By how much"))
-    # A single peer has its line among the speedups.
-    if summary.over_peers and len(summary.over_peers.kernels) > 1:
-        over_peers = _over_peers(summary, summary.over_peers, part.short)
+    if peers:
+        over_peers = _over_peers(summary, peers, part.short)
         sentences.append(Sentence(over_peers, "Over the fastest peer"))
     if energies := summary.energies:
         taken = [f"{kernel} takes {times(energy.geomean)}" for kernel, energy in energies.items()]
         several = max(energy.problems for energy in energies.values()) > 1
         mean = " (geometric means)" if several else ""
-        words = f"Per launch, {listed(taken)} the energy of {summary.baseline}{mean}."
+        words = f"{listed(taken)} the energy of {summary.baseline}{mean}."
         sentences.append(Sentence(words, "Energy"))
     if notes := caveats(part, under_banner=under_banner):
         sentences.append(Sentence(" ".join(notes), "Note"))
@@ -328,7 +331,8 @@ def _over_peers(summary: Summary, over: OverPeers, short: Mapping[str, str]) -> 
     return (
         f"{summary.baseline} is {times(ratios.geomean)} as fast as {peers} (geometric mean; median"
         f" {ratios.middle}); {_counts([ratios])}, at worst {times(ratios.lowest)}"
-        f" ({short[ratios.lowest_at]}).{above}"
+        f" ({short[ratios.lowest_at]}), at best {times(ratios.highest)}"
+        f" ({short[ratios.highest_at]}).{above}"
     )
 
 
