@@ -249,6 +249,22 @@ def cap_from(softcap: Any) -> float:
     return 0.0 if cap < 0 else cap
 
 
+def chunk_from(attention_chunk: Any) -> int:
+    """Convert the tokens of a chunk.
+
+    Raises:
+        ValueError: They are no whole number of 0 or more.
+    """
+    chunk = as_int(attention_chunk)
+    # A bool is no number.
+    if type(chunk) not in WHOLE_NUMBERS or chunk < 0:
+        raise ValueError(
+            f"attention_chunk is {short_repr(chunk)}: expected a number of tokens, or 0 for no"
+            " chunks"
+        )
+    return chunk
+
+
 def as_int(number: Any) -> Any:
     """Convert a whole number of another type, such as numpy's.
 
@@ -257,7 +273,13 @@ def as_int(number: Any) -> Any:
     """
     # torch.compile's symbols are ints without the attributes of one.
     is_done = isinstance(number, (int, torch.SymInt, torch.Tensor))
-    return number if is_done or not hasattr(number, "__index__") else operator.index(number)
+    if is_done or not hasattr(number, "__index__"):
+        return number
+    try:
+        return operator.index(number)
+    except TypeError:
+        # An array with several elements.
+        return number
 
 
 def expand_scales(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlens_q: Any) -> Any:
@@ -299,6 +321,8 @@ def effective_window(
             " for no limit"
         ) from None
     q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
+    # What is no number is rejected later.
+    q_len = q_len if isinstance(q_len, WHOLE_NUMBERS) else None
     capacity = k_cache.shape[1] if k_cache.dim() == 4 else 0
     if block_table is not None and block_table.dim() in (2, 3):
         capacity *= block_table.shape[-1]

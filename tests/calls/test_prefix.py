@@ -198,6 +198,13 @@ def test_a_prefix_that_cannot_be_is_rejected(prefix, arguments, words, prepared_
     assert prepared_for == []
 
 
+def test_pages_without_tokens_have_no_prefix(prepared_for):
+    options: dict[str, Any] = {**BOTH, "shared_prefix": 16}
+    with pytest.raises(ValueError, match=r"^shared_prefix is 16: expected at most the 0 tokens"):
+        lean_attn_with_kvcache(Q, PAGES[:, :0], PAGES[:, :0], **options)
+    assert prepared_for == []
+
+
 def test_every_query_token_sees_the_prefix(prepared_for):
     q = half(2, 3, 4, 64)
     options: dict[str, Any] = {"block_table": TABLE, "cache_seqlens": 17, "config": OWN}
@@ -246,3 +253,19 @@ def test_checked_calls_read_lengths_and_pages(arguments, words, prepared_for, mo
 def test_the_prefix_of_a_table(table, lengths, q_len, prefix):
     for array in (np.array(table, np.int32), torch.tensor(table)):
         assert leanbench.shared_prefix(array, np.array(lengths), 16, q_len) == prefix
+
+
+@pytest.mark.parametrize(
+    ("table", "lengths", "page_size", "words"),
+    [
+        (TABLE[0], 40, 16, r"^block_table is \(3,\)"),
+        (TABLE[:, None], 40, 16, r"^block_table is \(2, 1, 3\)"),
+        (TABLE, [40, 48, 48], 16, r"lengths \(3,\)"),
+        (TABLE, [], 16, r"lengths \(0,\)"),
+        (TABLE, 40, 0, "^page_size is 0:"),
+        (TABLE, 40, 16.0, "^page_size is 16.0:"),
+    ],
+)
+def test_the_prefix_of_what_is_no_table_is_refused(table, lengths, page_size, words):
+    with pytest.raises(ValueError, match=words):
+        leanbench.shared_prefix(table, lengths, page_size)

@@ -45,6 +45,13 @@ BAD: list[dict[str, Any]] = [
     {"cache_seqlens": int32(3, 7), "cache_leftpad": int32(3, 8)},
     {**APPEND, **rotary(6, 16), "cache_seqlens": int32(2, 4)},
     {**APPEND, **rotary(8, 8), "cache_seqlens": int32(3, 2), "rotary_seqlens": int32(0, -1)},
+    {**APPEND, **rotary(8, 8), "cache_seqlens": int32(3, 2), "rotary_seqlens": int32(5, 6)},
+    {
+        **UNEVEN,
+        **rotary(4, 8),
+        "cache_seqlens": int32(2, 3),
+        "cu_seqlens_k_new": int32(0, 1, 3),
+    },
     {"cache_batch_idx": int32(1, 2)},
     {**APPEND, "cache_seqlens": int32(3, 2), "cache_batch_idx": int32(1, 1)},
     {**TABLE, "cache_seqlens": int32(17, 8)},
