@@ -290,7 +290,7 @@ def expand_scales(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlen
     if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == 1:
         batch = cu_seqlens_q.shape[0] - 1
     shape = (batch, k_cache.shape[2])
-    if scales.shape == shape or scales.dim() > 2:
+    if scales.shape == shape or scales.dim() > 2 or scales.layout is not torch.strided:
         return scales
     sizes = zip(reversed(scales.shape), reversed(shape), strict=False)
     return scales.expand(shape) if all(size in (1, full) for size, full in sizes) else scales

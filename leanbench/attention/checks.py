@@ -7,7 +7,6 @@ host, `check_values` reads tensors and synchronizes.
 from __future__ import annotations
 
 import math
-import os
 from itertools import pairwise
 
 import torch
@@ -17,12 +16,13 @@ from leanbench.attention.compat import padded_dim
 from leanbench.core.extras import EXTRA_TENSORS, Extras, fp8_name
 from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import MOST_SOFTCAP, SAME
+from leanbench.core.switches import CHECK_CALLS, is_on
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS
 from leanbench.kernels.mla.build import gathers
 
 #: True if every call reads its tensors (LEANBENCH_CHECK_CALLS=1).
-CHECKS_VALUES = os.environ.get("LEANBENCH_CHECK_CALLS") == "1"
+CHECKS_VALUES = is_on(CHECK_CALLS, default=False)
 FLOATS = (torch.float32, *HALVES)
 #: Maximum of a stride: kernels use 32 bits.
 MAX_STRIDE = (1 << 31) - 1

@@ -98,6 +98,8 @@ def lean_mla_with_kvcache(
     check_types(q=q, kv_cache=kv_cache)
     optional = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})
+    if q.is_nested:
+        check_layouts(Call(q, kv_cache, kv_cache, latent=True))
     # A tracer's symbol has no hash.
     columns = int(q.shape[-1]) if q.dim() else 0
     value_dim, head_dim_v = LATENTS.get(columns, VALUE_DIM), as_int(head_dim_v)
@@ -173,6 +175,8 @@ def _checked_scales(name: str, scales: Any, call: Call) -> torch.Tensor:
             " device of q"
         )
     check_device(name, scales, call.q)
+    if scales.layout is not torch.strided:
+        check_layouts(call, **{name: scales})
     shape = (*call.q.shape[:1], _kv_heads(call.k_cache))
     fits = scales.dim() == 2 and all(
         size in (1, full) for size, full in zip(scales.shape, shape, strict=False)

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from leanbench.attention.call import WHOLE_NUMBERS, Call, as_int, short_repr
-from leanbench.attention.checks import check_call, check_tensors, check_values, reads_values
+from leanbench.attention.checks import (
+    check_call,
+    check_layouts,
+    check_tensors,
+    check_values,
+    reads_values,
+)
 from leanbench.attention.run import is_traced, run
 from leanbench.core.extras import Extras
 from leanbench.kernels.launch import spec_of
@@ -29,6 +35,7 @@ def attend_with_prefix(
         NotImplementedError: The call is unsupported.
         ValueError: The tensors, or they and the prefix, are inconsistent.
     """
+    check_layouts(call)
     _check(call, prefix)
     q, table, extras = call.q, call.block_table, call.all_extras
     assert table is not None

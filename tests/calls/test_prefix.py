@@ -189,6 +189,7 @@ def test_what_is_not_supported_is_refused(name, arguments, prepared_for):
         (32, {"cache_seqlens": 31}, "^shared_prefix is 32: expected at most the 31 tokens"),
         (16, {"block_table": None}, "^shared_prefix is 16 and there is no block_table: pass one"),
         (16, {"q": half(2, 4, 64)}, r"^q is \(2, 4, 64\)"),
+        (16, {"q": torch.nested.nested_tensor([*Q])}, "^q is nested"),
     ],
 )
 def test_a_prefix_that_cannot_be_is_rejected(prefix, arguments, words, prepared_for):

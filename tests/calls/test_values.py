@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -75,6 +76,12 @@ BAD: list[dict[str, Any]] = [
 def prepared_for(monkeypatch) -> list[AttentionInputs]:
     monkeypatch.setattr(checks, "CHECKS_VALUES", True)
     return take_every_kind(monkeypatch)
+
+
+@pytest.mark.parametrize(("word", "checks_calls"), [("on", True), ("1", True), ("0", False)])
+def test_the_switch_has_the_words_of_other_switches(word, checks_calls, monkeypatch):
+    monkeypatch.setenv("LEANBENCH_CHECK_CALLS", word)
+    assert runpy.run_path(checks.__file__)["CHECKS_VALUES"] is checks_calls
 
 
 def test_values_out_of_range(prepared_for, snapshot):

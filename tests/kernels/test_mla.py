@@ -175,6 +175,8 @@ WRONG: list[dict[str, Any]] = [
     {"kv_cache": FP8_CACHE, "k_descale": torch.ones(2)},
     {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).half()},
     {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).to("meta")},
+    {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1, 1).to_sparse()},
+    {"q": torch.nested.nested_tensor([*Q])},
     {"causal": None},
 ]
 SCALE = torch.ones(1, requires_grad=True)
