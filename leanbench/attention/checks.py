@@ -333,7 +333,14 @@ def check_tensors(call: Call) -> None:
                 " all"
             )
         raise ValueError(f"{name} is {short_repr(tensor)}{expected}")
-    # These have no batch; `check_call` covers other shapes.
+    # Sizes that keys of launches read; `check_call` covers other shapes.
+    for name, tensor, expected in (
+        ("k", extras.k_new, "(batch, new tokens, kv_heads, head_dim)"),
+        ("rotary_cos", extras.rotary_cos, "(positions, rotary_dim / 2)"),
+    ):
+        if tensor is not None and tensor.dim() < 2:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}: expected {expected}")
+    # These have no batch.
     starts = extras.cu_seqlens_q
     if starts is not None and starts.shape[:1] in ((), (0,)):
         raise ValueError(f"cu_seqlens_q is {tuple(starts.shape)}: expected (batch + 1,)")

@@ -115,6 +115,12 @@ ODD: list[dict[str, Any]] = [
         "max_seqlen_q": "one",
         "window_size": (3, 5),
     },
+    {"k": half(3), "v": half(1, 1, 2, 64), "cache_seqlens": 3},
+    {
+        **dict.fromkeys("kv", half(1, 1, 2, 64)),
+        **dict.fromkeys(("rotary_cos", "rotary_sin"), torch.tensor(1.0).half()),
+        "cache_seqlens": 3,
+    },
     {"attention_chunk": torch.tensor([4, 8])},
     {"attention_chunk": None},
     {"shared_prefix": np.array([16, 16])},

@@ -205,6 +205,9 @@ def test_unsupported_calls(name, options, prepared_for, latent):
         ({"softmax_scale": math.inf}, "^softmax_scale is inf"),
         ({"cache_seqlens": ROOM + 1}, f"^cache_seqlens {ROOM + 1} is outside"),
         ({"v_cache": rand(2, 40, 2, 512)}, r"v_cache \(2, 40, 2, 512\): expected"),
+        ({"k_cache": rand(2, ROOM, 2, 0)}, rf"k_cache \(2, {ROOM}, 2, 0\), v_cache .*: expected"),
+        ({"k_cache": rand(0)}, r"k_cache \(0,\), v_cache .*: expected"),
+        ({"q": rand(2, 1, 4, 0)}, r"^q is \(2, 1, 4, 0\), k_cache .*: expected"),
     ],
 )
 def test_inconsistent_calls(options, words):
