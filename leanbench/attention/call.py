@@ -17,6 +17,8 @@ HALVES = (torch.float16, torch.bfloat16)
 WHOLE_NUMBERS = (int, torch.SymInt)
 #: flash-attn's default window.
 NO_WINDOW = (-1, -1)
+#: Most tokens of a chunk: kernels count in 32 bits.
+_MOST_CHUNK = (1 << 31) - 1
 #: Exceptions of `float` for non-numbers, huge numbers and tensors without data.
 NOT_A_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 
@@ -253,14 +255,14 @@ def chunk_from(attention_chunk: Any) -> int:
     """Convert the tokens of a chunk.
 
     Raises:
-        ValueError: They are no whole number of 0 or more.
+        ValueError: They are no whole number of 0 to `_MOST_CHUNK`.
     """
     chunk = as_int(attention_chunk)
     # A bool is no number.
-    if type(chunk) not in WHOLE_NUMBERS or chunk < 0:
+    if type(chunk) not in WHOLE_NUMBERS or not 0 <= chunk <= _MOST_CHUNK:
         raise ValueError(
-            f"attention_chunk is {short_repr(chunk)}: expected a number of tokens, or 0 for no"
-            " chunks"
+            f"attention_chunk is {short_repr(chunk)}: expected a number of tokens, at most"
+            f" {_MOST_CHUNK}, or 0 for no chunks"
         )
     return chunk
 

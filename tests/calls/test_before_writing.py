@@ -123,6 +123,7 @@ ODD: list[dict[str, Any]] = [
     },
     {"attention_chunk": torch.tensor([4, 8])},
     {"attention_chunk": None},
+    {"attention_chunk": 1 << 31},
     {"shared_prefix": np.array([16, 16])},
     {"shared_prefix": False},
     {"k": np.zeros((50, 50)), "v": half(1)},
