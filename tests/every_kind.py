@@ -111,10 +111,10 @@ def launch_nothing(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(config)
         return Launched()
 
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     for kernel in (LEAN, LEAN_MLA):
         monkeypatch.setattr(kernel, "relaunch", relaunch)
     monkeypatch.setattr(prepared, "check_latent_launch", lambda call: None)
+    monkeypatch.setattr(prepared, "check_runs_on", lambda device: None)
     monkeypatch.setattr(prepared, "_LAUNCHES", PreparedLaunches())
     return seen
 

@@ -17,6 +17,8 @@ HALVES = (torch.float16, torch.bfloat16)
 WHOLE_NUMBERS = (int, torch.SymInt)
 #: flash-attn's default window.
 NO_WINDOW = (-1, -1)
+#: Most tokens of a chunk: kernels count in 32 bits.
+_MOST_CHUNK = (1 << 31) - 1
 #: Exceptions of `float` for non-numbers, huge numbers and tensors without data.
 NOT_A_NUMBER = (TypeError, ValueError, OverflowError, RuntimeError)
 
@@ -249,6 +251,22 @@ def cap_from(softcap: Any) -> float:
     return 0.0 if cap < 0 else cap
 
 
+def chunk_from(attention_chunk: Any) -> int:
+    """Convert the tokens of a chunk.
+
+    Raises:
+        ValueError: They are no whole number of 0 to `_MOST_CHUNK`.
+    """
+    chunk = as_int(attention_chunk)
+    # A bool is no number.
+    if type(chunk) not in WHOLE_NUMBERS or not 0 <= chunk <= _MOST_CHUNK:
+        raise ValueError(
+            f"attention_chunk is {short_repr(chunk)}: expected a number of tokens, at most"
+            f" {_MOST_CHUNK}, or 0 for no chunks"
+        )
+    return chunk
+
+
 def as_int(number: Any) -> Any:
     """Convert a whole number of another type, such as numpy's.
 
@@ -257,7 +275,13 @@ def as_int(number: Any) -> Any:
     """
     # torch.compile's symbols are ints without the attributes of one.
     is_done = isinstance(number, (int, torch.SymInt, torch.Tensor))
-    return number if is_done or not hasattr(number, "__index__") else operator.index(number)
+    if is_done or not hasattr(number, "__index__"):
+        return number
+    try:
+        return operator.index(number)
+    except TypeError:
+        # An array with several elements.
+        return number
 
 
 def expand_scales(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlens_q: Any) -> Any:
@@ -268,7 +292,7 @@ def expand_scales(scales: Any, q: torch.Tensor, k_cache: torch.Tensor, cu_seqlen
     if isinstance(cu_seqlens_q, torch.Tensor) and cu_seqlens_q.dim() == 1:
         batch = cu_seqlens_q.shape[0] - 1
     shape = (batch, k_cache.shape[2])
-    if scales.shape == shape or scales.dim() > 2:
+    if scales.shape == shape or scales.dim() > 2 or scales.layout is not torch.strided:
         return scales
     sizes = zip(reversed(scales.shape), reversed(shape), strict=False)
     return scales.expand(shape) if all(size in (1, full) for size, full in sizes) else scales
@@ -299,6 +323,8 @@ def effective_window(
             " for no limit"
         ) from None
     q_len = q.shape[1] if q.dim() == 4 else max_seqlen_q
+    # What is no number is rejected later.
+    q_len = q_len if isinstance(q_len, WHOLE_NUMBERS) else None
     capacity = k_cache.shape[1] if k_cache.dim() == 4 else 0
     if block_table is not None and block_table.dim() in (2, 3):
         capacity *= block_table.shape[-1]

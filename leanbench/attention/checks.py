@@ -7,7 +7,6 @@ host, `check_values` reads tensors and synchronizes.
 from __future__ import annotations
 
 import math
-import os
 from itertools import pairwise
 
 import torch
@@ -17,12 +16,13 @@ from leanbench.attention.compat import padded_dim
 from leanbench.core.extras import EXTRA_TENSORS, Extras, fp8_name
 from leanbench.core.kernel import size_choices
 from leanbench.core.kinds import MOST_SOFTCAP, SAME
+from leanbench.core.switches import CHECK_CALLS, is_on
 from leanbench.kernels.lean import LEAN
 from leanbench.kernels.lean.cuda_kernel import VALUE_DIMS
 from leanbench.kernels.mla.build import gathers
 
 #: True if every call reads its tensors (LEANBENCH_CHECK_CALLS=1).
-CHECKS_VALUES = os.environ.get("LEANBENCH_CHECK_CALLS") == "1"
+CHECKS_VALUES = is_on(CHECK_CALLS, default=False)
 FLOATS = (torch.float32, *HALVES)
 #: Maximum of a stride: kernels use 32 bits.
 MAX_STRIDE = (1 << 31) - 1
@@ -312,15 +312,11 @@ def check_tensors(call: Call) -> None:
         ValueError: A tensor or a whole number is expected.
     """
     extras = call.all_extras
-    most, chunk = extras.max_seqlen_q, extras.attention_chunk
+    most = extras.max_seqlen_q
     # A tensor's number could change under a prepared launch.
     if most is not None and (isinstance(most, bool) or not isinstance(most, WHOLE_NUMBERS)):
         raise ValueError(
             f"max_seqlen_q is {most!r}: expected the most query tokens of a sequence as an int"
-        )
-    if type(chunk) not in (int, torch.SymInt) or chunk < 0:
-        raise ValueError(
-            f"attention_chunk is {chunk!r}: expected a number of tokens, or 0 for no chunks"
         )
     for field, tensor in zip(Extras._fields, extras[:EXTRA_TENSORS], strict=False):
         if tensor is None or isinstance(tensor, torch.Tensor):
@@ -337,9 +333,16 @@ def check_tensors(call: Call) -> None:
                 " all"
             )
         raise ValueError(f"{name} is {short_repr(tensor)}{expected}")
-    # The batch of a scalar cannot be read; `check_call` covers other shapes.
+    # Sizes that keys of launches read; `check_call` covers other shapes.
+    for name, tensor, expected in (
+        ("k", extras.k_new, "(batch, new tokens, kv_heads, head_dim)"),
+        ("rotary_cos", extras.rotary_cos, "(positions, rotary_dim / 2)"),
+    ):
+        if tensor is not None and tensor.dim() < 2:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}: expected {expected}")
+    # These have no batch.
     starts = extras.cu_seqlens_q
-    if starts is not None and starts.dim() == 0:
+    if starts is not None and starts.shape[:1] in ((), (0,)):
         raise ValueError(f"cu_seqlens_q is {tuple(starts.shape)}: expected (batch + 1,)")
 
 
@@ -500,8 +503,12 @@ def _check_rotary(call: Call, extras: Extras) -> None:
 
 
 def reads_values(tensor: torch.Tensor) -> bool:
-    """Return True if calls read such tensors to check them; captures cannot wait."""
-    return CHECKS_VALUES and not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    """Return True if calls read such tensors to check them; captures cannot wait, and those on
+    `meta` have no numbers.
+    """
+    if not CHECKS_VALUES or tensor.is_meta:
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def check_values(call: Call) -> None:
@@ -597,13 +604,22 @@ def _check_appended(call: Call, cached: list[int]) -> None:
             )
     if extras.rotary_cos is None:
         return
-    positions = extras.rotary_cos.shape[0]
-    if extras.rotary_seqlens is None:
-        most = positions - extras.new_tokens
-        _check_range("cache_seqlens", cached, most, "so that rotary_cos has a row for new tokens")
-    else:
-        first = extras.rotary_seqlens.tolist()
-        _check_range("rotary_seqlens", first, positions - 1, "rows of rotary_cos")
+    name, first = "cache_seqlens", cached
+    if extras.rotary_seqlens is not None:
+        name, first = "rotary_seqlens", extras.rotary_seqlens.tolist()
+    for sequence, (row, count) in enumerate(zip(first, _new_counts(call), strict=True)):
+        most = extras.rotary_cos.shape[0] - count
+        if not 0 <= row <= most:
+            raise ValueError(
+                f"{name}[{sequence}] is {row}: expected 0 to {most}, so that rotary_cos has a row"
+                " for new tokens"
+            )
+
+
+def _new_counts(call: Call) -> list[int]:
+    """Return the number of tokens that are appended to each sequence."""
+    starts = call.all_extras.cu_seqlens_k_new
+    return [call.new_tokens] * call.batch if starts is None else starts.diff().tolist()
 
 
 def _check_page_numbers(call: Call, cached: list[int]) -> None:
@@ -613,11 +629,9 @@ def _check_page_numbers(call: Call, cached: list[int]) -> None:
     """
     table, page_size = call.block_table, call.k_cache.shape[1]
     assert table is not None
-    new, starts = [call.new_tokens] * call.batch, call.all_extras.cu_seqlens_k_new
-    if starts is not None:
-        new = starts.diff().tolist()
     is_full = call.cache_seqlens is None and call.length is None
-    tokens = [call.capacity] * call.batch if is_full else [*map(sum, zip(cached, new, strict=True))]
+    ends = map(sum, zip(cached, _new_counts(call), strict=True))
+    tokens = [call.capacity] * call.batch if is_full else [*ends]
     # The columns of an expanded table are one in memory.
     most = -(-max(tokens) // page_size) if table.stride(-1) else 1
     picked, rows = call.all_extras.cache_batch_idx, table[..., :most]

@@ -7,7 +7,7 @@ unpacked and tensors padded. This happens in every call: for compatibility, not 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any, NamedTuple
 
@@ -76,8 +76,12 @@ class Steps(NamedTuple):
             inputs = call._replace(extras=rest).inputs(inputs.out, inputs.lse)
         return cls(copies, picks_rows, appends, unpacks, _needs_padding(inputs))
 
-    def prepare(self, call: Call) -> Call:
-        """Return a call that kernels support; its outputs are new ones."""
+    def prepare(self, call: Call, undo: list[Callable[[], object]] | None = None) -> Call:
+        """Return a call that kernels support; its outputs are new ones.
+
+        Args:
+            undo: Receives functions that restore what is appended to.
+        """
         if self.copied:
             call = _with_copies(call, self.copied)
         if self.picks_rows:
@@ -88,7 +92,7 @@ class Steps(NamedTuple):
             extras = extras._replace(cache_batch_idx=None)
             call = call._replace(block_table=table, extras=extras)
         if self.appends:
-            call = _append(call)
+            call = _append(call, [] if undo is None else undo)
         if self.unpacks:
             extras = call.all_extras._replace(cu_seqlens_q=None, max_seqlen_q=None)
             call = call._replace(q=Rows.of(call).unpack(call.q), extras=extras)
@@ -134,9 +138,16 @@ def launch_after_steps(
     steps = Steps.of(call, inputs)
     if not any(steps):
         return make_launch(inputs)
-    ready = steps.prepare(call)
+    undo: list[Callable[[], object]] = []
+    ready = steps.prepare(call, undo)
     written = steps.outputs(ready, out, lse)
-    relaunch = make_launch(ready.inputs(*written))
+    try:
+        relaunch = make_launch(ready.inputs(*written))
+    except Exception:
+        # What is refused changes nothing.
+        for restore in reversed(undo):
+            restore()
+        raise
     steps.finish(call, written, out, lse)
     return RelaunchAfterSteps(relaunch, steps, call.causal)
 
@@ -338,8 +349,8 @@ class Rows:
             lse.copy_(torch.where(has_row, result_lse[owner, :, column].T, lse))
 
 
-def _append(call: Call) -> Call:
-    """Write the new tokens into the caches, and return the call without them.
+def _append(call: Call, undo: list[Callable[[], object]]) -> Call:
+    """Write the new tokens into the caches, and return the call without them; see `Steps.prepare`.
 
     Tokens past the capacity are dropped. Nothing is read from the device.
     """
@@ -375,7 +386,7 @@ def _append(call: Call) -> Call:
     else:
         rows = owner if extras.cache_batch_idx is None else extras.cache_batch_idx[owner].long()
     for cache, new in zip(caches, (k_new, v_new), strict=True):
-        _write(cache, rows, at, new, is_kept)
+        undo.append(_write(cache, rows, at, new, is_kept))
     length = call.context
     if lengths is not None or isinstance(counts, torch.Tensor):
         lengths, length = (cached + counts).clamp(max=capacity).int(), None
@@ -429,8 +440,8 @@ def _write(
     at: torch.Tensor,
     new: torch.Tensor,
     is_kept: torch.Tensor,
-) -> None:
-    """Write the kept tokens into a cache.
+) -> Callable[[], object]:
+    """Write the kept tokens into a cache, and return a function that restores it.
 
     The host does not know their number. The others repeat the first kept one. If none is kept, the
     cache's own numbers are written again.
@@ -447,5 +458,6 @@ def _write(
     # If none is kept, the first one can be past the end of its sequence: its page is arbitrary.
     rows = kept(rows).clamp(0, cache.shape[0] - 1)
     at = kept(at)
-    values = torch.where(is_kept.any(), kept(new), cache[rows, at])
-    cache.index_put_((rows, at), values)
+    before = cache[rows, at]
+    cache.index_put_((rows, at), torch.where(is_kept.any(), kept(new), before))
+    return partial(cache.index_put_, (rows, at), before)

@@ -11,10 +11,10 @@ from leanbench.attention.call import (
     NO_WINDOW,
     NOT_A_NUMBER,
     Call,
-    as_int,
     cap_from,
     check_splits,
     check_types,
+    chunk_from,
     effective_max_seqlen_q,
     effective_window,
     expand_scales,
@@ -23,7 +23,7 @@ from leanbench.attention.call import (
     is_fp8,
     short_repr,
 )
-from leanbench.attention.prefix import attend_with_prefix
+from leanbench.attention.prefix import attend_with_prefix, prefix_tokens
 from leanbench.attention.qv import attend_with_qv
 from leanbench.attention.run import run
 from leanbench.core.extras import Extras
@@ -31,8 +31,8 @@ from leanbench.kernels.lean.configs import LeanConfig
 
 #: Arguments of FlashAttention-3 that do not change the result: accepted and ignored.
 _HINTS = ("scheduler_metadata", "pack_gqa", "sm_margin")
-#: The default of `num_splits`.
-_NO_HINT = 0
+#: The default of `num_splits`, `attention_chunk` and `shared_prefix`.
+_NONE = 0
 
 
 @fast.known_first(ignored=_HINTS)
@@ -55,7 +55,7 @@ def lean_attn_with_kvcache(
     softcap: float = 0,
     rotary_interleaved: bool = True,
     alibi_slopes: torch.Tensor | None = None,
-    num_splits: int = _NO_HINT,
+    num_splits: int = _NONE,
     return_softmax_lse: bool = False,
     *,
     page_table: torch.Tensor | None = None,
@@ -68,11 +68,11 @@ def lean_attn_with_kvcache(
     max_seqlen_q: int | None = None,
     cu_seqlens_k_new: torch.Tensor | None = None,
     rotary_seqlens: torch.Tensor | None = None,
-    attention_chunk: int = 0,
+    attention_chunk: int = _NONE,
     sinks: torch.Tensor | None = None,
     learnable_sink: torch.Tensor | None = None,
     qv: torch.Tensor | None = None,
-    shared_prefix: int = 0,
+    shared_prefix: int = _NONE,
     out: torch.Tensor | None = None,
     batch_invariant: bool = False,
     config: LeanConfig | None = None,
@@ -234,7 +234,7 @@ def lean_attn_with_kvcache(
     ):
         _raise_type_error(q, k_cache, v_cache, config, block_table=block_table, out=out)
     # An identity check costs a plain call 4 ns, a type check 20.
-    if num_splits is not _NO_HINT and type(num_splits) is not int:
+    if num_splits is not _NONE and type(num_splits) is not int:
         check_splits(num_splits)
     if batch_invariant is not False and batch_invariant is not True:
         batch_invariant = flag("batch_invariant", batch_invariant)
@@ -272,7 +272,7 @@ def lean_attn_with_kvcache(
         or sinks is not None
         or learnable_sink is not None
         or (type(window_size) is not tuple or window_size != NO_WINDOW)
-        or attention_chunk
+        or attention_chunk is not _NONE
         or type(softcap) not in (int, float)
         or softcap
     ):
@@ -302,7 +302,7 @@ def lean_attn_with_kvcache(
             None,
             max_seqlen_q,
             *effective_window(window_size, causal, q, max_seqlen_q, k_cache, block_table),
-            as_int(attention_chunk),
+            chunk_from(attention_chunk),
             cap_from(softcap),
             rotary_cos is not None and flag("rotary_interleaved", rotary_interleaved),
         )
@@ -322,6 +322,8 @@ def lean_attn_with_kvcache(
             f"softmax_scale is {short_repr(softmax_scale)}: expected a number, or None for"
             " head_dim ** -0.5"
         ) from None
+    if shared_prefix is not _NONE:
+        shared_prefix = prefix_tokens(shared_prefix)
     call = Call(
         q,
         k_cache,

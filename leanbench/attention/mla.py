@@ -10,7 +10,9 @@ import torch
 from leanbench.attention import fast
 from leanbench.attention.call import (
     NOT_A_NUMBER,
+    WHOLE_NUMBERS,
     Call,
+    as_int,
     check_types,
     flag,
     host_length,
@@ -27,7 +29,7 @@ from leanbench.attention.mla_launch import (
 from leanbench.attention.prepared import attend
 from leanbench.attention.run import attend_nothing, check_no_derivatives, is_traced
 from leanbench.core.extras import Extras
-from leanbench.kernels.mla.build import LATENTS, SCALED_ROW_BYTES, VALUE_DIM
+from leanbench.kernels.mla.build import LATENT_DIM, LATENTS, SCALED_ROW_BYTES, VALUE_DIM
 
 
 @fast.known_first(latent=True)
@@ -96,9 +98,17 @@ def lean_mla_with_kvcache(
     check_types(q=q, kv_cache=kv_cache)
     optional = {"block_table": block_table, "out": out}
     check_types(**{name: tensor for name, tensor in optional.items() if tensor is not None})
-    value_dim = LATENTS.get(q.shape[-1], VALUE_DIM) if q.dim() else VALUE_DIM
-    if head_dim_v is not None and (isinstance(head_dim_v, torch.Tensor) or head_dim_v != value_dim):
-        raise ValueError(f"head_dim_v is {head_dim_v}: only {value_dim} is supported, pass that")
+    if q.is_nested:
+        check_layouts(Call(q, kv_cache, kv_cache, latent=True))
+    # A tracer's symbol has no hash.
+    columns = int(q.shape[-1]) if q.dim() else 0
+    value_dim, head_dim_v = LATENTS.get(columns, VALUE_DIM), as_int(head_dim_v)
+    if head_dim_v is not None and (
+        not isinstance(head_dim_v, WHOLE_NUMBERS) or head_dim_v != value_dim
+    ):
+        raise ValueError(
+            f"head_dim_v is {short_repr(head_dim_v)}: only {value_dim} is supported, pass that"
+        )
     try:
         scale = None if softmax_scale is None else float(softmax_scale)
     except NOT_A_NUMBER:
@@ -129,14 +139,16 @@ def lean_mla_with_kvcache(
     if cache_is_fp8 and q_is_fp8:
         call = call._replace(q=_in_bf16(q, q_scales))
     is_empty = q.numel() == 0 or kv_cache.numel() == 0
+    rows = (columns, SCALED_ROW_BYTES) if columns == LATENT_DIM else (columns,)
     try:
-        if is_empty and q.shape[-1:] == kv_cache.shape[-1:] and q.shape[-1] in LATENTS:
-            result, lse = attend_nothing(as_attention(call), return_softmax_lse)
+        if is_empty and columns in LATENTS and kv_cache.dim() and kv_cache.shape[-1] in rows:
+            nothing = call._replace(k_cache=cache[..., :columns])
+            result, lse = attend_nothing(as_attention(nothing), return_softmax_lse)
         else:
             result, lse = _attend_by_head(call, return_softmax_lse)
     except LatentShapes:
         # Report the tensors as passed, not those of one KV head.
-        raise LatentShapes(q, kv_cache, block_table) from None
+        raise LatentShapes.of(q, kv_cache, block_table) from None
     except RuntimeError:
         check_layouts(call)
         raise
@@ -144,7 +156,7 @@ def lean_mla_with_kvcache(
 
 
 def _group_size(q: torch.Tensor, kv_heads: int) -> int:
-    if q.shape[2] % kv_heads:
+    if not kv_heads or q.shape[2] % kv_heads:
         raise ValueError(
             f"q has {q.shape[2]} heads, kv_cache {kv_heads}: expected a multiple of those"
         )
@@ -163,6 +175,8 @@ def _checked_scales(name: str, scales: Any, call: Call) -> torch.Tensor:
             " device of q"
         )
     check_device(name, scales, call.q)
+    if scales.layout is not torch.strided:
+        check_layouts(call, **{name: scales})
     shape = (*call.q.shape[:1], _kv_heads(call.k_cache))
     fits = scales.dim() == 2 and all(
         size in (1, full) for size, full in zip(scales.shape, shape, strict=False)
@@ -194,8 +208,8 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
     kv_heads = _kv_heads(cache)
     if kv_heads < 2 or q.dim() != 4:
         return _attend(call, with_lse)
-    if cache.shape[3] != q.shape[3] or q.shape[3] not in LATENTS:
-        raise LatentShapes(q, cache, call.block_table)
+    if cache.shape[3] != q.shape[3] or int(q.shape[3]) not in LATENTS:
+        raise LatentShapes.of(q, cache, call.block_table)
     group = _group_size(q, kv_heads)
     if cache.element_size() * cache.stride(2) % 16:
         raise ValueError(
@@ -203,7 +217,7 @@ def _attend_by_head(call: Call, with_lse: bool) -> tuple[torch.Tensor, torch.Ten
         )
     out = call.out
     if out is None:
-        out = q.new_empty((*q.shape[:3], LATENTS[q.shape[3]]))
+        out = q.new_empty((*q.shape[:3], LATENTS[int(q.shape[3])]))
     else:
         check_latent_out(call, out)
     lses = []

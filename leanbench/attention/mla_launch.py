@@ -26,9 +26,11 @@ _ALIGNMENT = 16
 class LatentShapes(ValueError):
     """Inconsistent shapes of `q` and `kv_cache`."""
 
-    def __init__(
-        self, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor | None
-    ) -> None:
+    @classmethod
+    def of(
+        cls, q: torch.Tensor, kv_cache: torch.Tensor, block_table: torch.Tensor | None
+    ) -> LatentShapes:
+        # Exceptions are pickled by the words that they are made of.
         rows = "(batch, tokens" if block_table is None else "(pages, page_size"
         heads = ", kv_heads" if kv_cache.dim() == 4 else ""
         columns = f"columns {size_choices(LATENTS)}"
@@ -36,7 +38,7 @@ class LatentShapes(ValueError):
             columns = f"{SCALED_ROW_BYTES} bytes a row in torch.uint8"
         if kv_cache.shape[-1:] == (SCALED_ROW_BYTES,):
             columns = f"{LATENT_DIM} columns of q for rows of {SCALED_ROW_BYTES} bytes"
-        super().__init__(
+        return cls(
             f"q is {tuple(q.shape)} and kv_cache {tuple(kv_cache.shape)}: expected (batch, q_len,"
             f" q_heads, columns) and {rows}{heads}, columns), {columns}, no size 0"
         )
@@ -57,16 +59,19 @@ def check_latent(call: Call) -> None:
     Raises:
         ValueError: The tensors are inconsistent.
     """
-    q, cache, table = call.q, as_attention(call).k_cache, call.block_table
+    q, table = call.q, call.block_table
+    if q.dim() != 4 or call.k_cache.dim() < 3:
+        raise LatentShapes.of(q, call.k_cache, table)
+    cache = as_attention(call).k_cache
     if (
-        (q.dim(), cache.dim()) != (4, 4)
+        cache.dim() != 4
         or int(q.shape[3]) not in LATENTS
         or cache.shape[2] != 1
         or (q.shape[3], cache.shape[3]) not in ((q.shape[3],) * 2, (LATENT_DIM, SCALED_ROW_BYTES))
         or (table is None and q.shape[0] != cache.shape[0])
         or 0 in (*q.shape, *cache.shape)
     ):
-        raise LatentShapes(q, call.k_cache, table)
+        raise LatentShapes.of(q, call.k_cache, table)
     if q.dtype not in HALVES or not (cache.dtype == q.dtype or fp8_name(cache.dtype) != SAME):
         raise ValueError(
             f"q is {q.dtype} and kv_cache {cache.dtype}: expected q in bf16 or fp16, and kv_cache"

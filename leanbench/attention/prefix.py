@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from leanbench.attention.call import WHOLE_NUMBERS, Call, as_int, short_repr
-from leanbench.attention.checks import check_call, check_tensors, check_values, reads_values
+from leanbench.attention.checks import (
+    check_call,
+    check_layouts,
+    check_tensors,
+    check_values,
+    reads_values,
+)
 from leanbench.attention.run import is_traced, run
 from leanbench.core.extras import Extras
 from leanbench.core.inputs import AttentionInputs
@@ -20,18 +26,19 @@ from leanbench.kernels.lean.cuda_settings import shares_prefix
 
 
 def attend_with_prefix(
-    call: Call, shared_prefix: Any, with_lse: bool
+    call: Call, prefix: int, with_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the LSE if requested.
 
     Args:
-        shared_prefix: Tokens of every sequence in the same pages, the first of the `block_table`.
+        prefix: Tokens of every sequence in the same pages, the first of the `block_table`.
 
     Raises:
         NotImplementedError: The call is unsupported.
         ValueError: The tensors, or they and the prefix, are inconsistent.
     """
-    prefix = _check(call, shared_prefix)
+    check_layouts(call)
+    _check(call, prefix)
     q, table, extras = call.q, call.block_table, call.all_extras
     assert table is not None
     pages = prefix // call.k_cache.shape[1]
@@ -126,9 +133,9 @@ def _first(scales: torch.Tensor | None) -> torch.Tensor | None:
     return None if scales is None else scales[:1]
 
 
-def _check(call: Call, shared_prefix: Any) -> int:
-    """Return the prefix in tokens; errors as in `attend_with_prefix`."""
-    prefix, table = _tokens(shared_prefix), call.block_table
+def _check(call: Call, prefix: int) -> None:
+    """Check a call; errors as in `attend_with_prefix`."""
+    table = call.block_table
     if table is None:
         raise ValueError(
             f"shared_prefix is {prefix} and there is no block_table: pass one, with rows that begin"
@@ -145,11 +152,14 @@ def _check(call: Call, shared_prefix: Any) -> int:
         check_call(call)
         check_values(call)
         _check_values(call, table, prefix)
-    return prefix
 
 
-def _tokens(shared_prefix: Any) -> int:
-    """Return a number of tokens, or the symbol of a tracer."""
+def prefix_tokens(shared_prefix: Any) -> int:
+    """Return a number of tokens, or the symbol of a tracer.
+
+    Raises:
+        ValueError: It is neither.
+    """
     prefix = as_int(shared_prefix)
     if isinstance(prefix, bool) or not isinstance(prefix, WHOLE_NUMBERS) or prefix < 0:
         raise ValueError(
@@ -191,12 +201,7 @@ def _check_supported(call: Call, table: torch.Tensor) -> None:
 
 def _check_length(call: Call, prefix: int) -> None:
     """Check the prefix against the pages, the capacity and a length on the host."""
-    page_size = call.k_cache.shape[1]
-    if prefix % page_size:
-        raise ValueError(
-            f"shared_prefix is {prefix}: expected a multiple of the page size, {page_size}"
-        )
-    most = call.capacity
+    most, page_size = call.capacity, call.k_cache.shape[1]
     if call.cache_seqlens is None:
         most = min(most, call.context)
         if call.causal and call.all_extras.cu_seqlens_q is None:
@@ -205,6 +210,10 @@ def _check_length(call: Call, prefix: int) -> None:
         raise ValueError(
             f"shared_prefix is {prefix}: expected at most the {most} tokens of a sequence that all"
             " of its query tokens see"
+        )
+    if prefix % page_size:
+        raise ValueError(
+            f"shared_prefix is {prefix}: expected a multiple of the page size, {page_size}"
         )
 
 
@@ -248,11 +257,22 @@ def shared_prefix(block_table: Any, lengths: Any, page_size: int, q_len: int = 1
 
     Returns:
         A multiple of `page_size`; 0 for a single sequence.
+
+    Raises:
+        ValueError: The table and the lengths are inconsistent, or a size is below 1.
     """
-    table = torch.as_tensor(block_table)
+    table, lengths = torch.as_tensor(block_table), torch.as_tensor(lengths)
+    if table.dim() != 2 or lengths.shape not in ((), (1,), table.shape[:1]):
+        raise ValueError(
+            f"block_table is {tuple(table.shape)}, lengths {tuple(lengths.shape)}: expected (batch,"
+            " pages) and (batch,), or one number"
+        )
+    for name, size in (("page_size", page_size), ("q_len", q_len)):
+        if not isinstance(as_int(size), int) or size < 1:
+            raise ValueError(f"{name} is {short_repr(size)}: expected a whole number above 0")
     if len(table) < 2:
         return 0
-    shortest = int(torch.as_tensor(lengths).min()) - (q_len - 1)
+    shortest = int(lengths.min()) - (q_len - 1)
     columns = table[:, : max(shortest, 0) // page_size]
     same = (columns == columns[:1]).all(dim=0)
     return int(same.long().cumprod(dim=0).sum()) * page_size

@@ -87,12 +87,14 @@ def _check(call: Call, qv: Any) -> None:
         )
     if reason:
         raise NotImplementedError(f"lean_attn_with_kvcache does not support qv {reason}")
-    if q.numel() and call.k_cache.numel():
+    has_numbers = q.numel() and call.k_cache.numel()
+    columns, rows = call.k_cache.shape[-1:], call.k_cache.shape[:-1]
+    if has_numbers or columns != q.shape[-1:] or rows != call.v_cache.shape[:-1]:
         check_consistency(call)
-        if not is_traced(*call[:3]):
-            check_length(call)
-            if reads_values(q):
-                check_values(call)
+    if has_numbers and not is_traced(*call[:3]):
+        check_length(call)
+        if reads_values(q):
+            check_values(call)
 
 
 def _latent_cache(call: Call) -> torch.Tensor | None:

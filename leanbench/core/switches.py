@@ -10,6 +10,8 @@ from leanbench.core.errors import UserError
 CONFIGS = "LEANBENCH_CONFIGS"
 #: `on`: a server's warm-up is timed, see leanbench.integrations.vllm_backend.
 AUTOTUNE = "LEANBENCH_AUTOTUNE"
+#: `on`: calls read their tensors to check them, see leanbench.attention.checks.
+CHECK_CALLS = "LEANBENCH_CHECK_CALLS"
 _OFF, _ON = ("off", "0", "false", "no"), ("on", "1", "true", "yes")
 
 

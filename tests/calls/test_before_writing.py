@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from attention_calls import sentences
-from forms import INT32, half, numbers
+from forms import INT32, half, numbers, rand
+from leanbench.kernels.lean import LEAN
+from leanbench.kernels.lean.triton_kernel import LeanTriton
 
 from leanbench import lean_attn_with_kvcache, lean_mla_with_kvcache
+from leanbench.attention import checks
 from leanbench.attention.compat import Rows
 from leanbench.core.errors import UserError
 
@@ -40,6 +43,27 @@ def test_a_refused_append_writes_nothing(arguments, error, sentence, monkeypatch
         lean_attn_with_kvcache(**call)
     assert not caches["k_cache"].any()
     assert not caches["v_cache"].any()
+
+
+@pytest.mark.parametrize("head_dim", [32, 60])
+def test_a_launch_that_is_refused_after_an_append_restores_the_caches(head_dim, monkeypatch):
+    """A soft cap needs the CUDA C++ kernel; new tokens are written before the launch."""
+    monkeypatch.setattr(LEAN, "axes", LeanTriton.axes, raising=False)
+    k, v = (rand(5, 16, 2, head_dim) for _ in "kv")
+    before, new = (k.clone(), v.clone()), half(3, 2, head_dim) + 1
+    options: dict[str, Any] = {
+        "cache_seqlens": numbers(3, 31),
+        "block_table": numbers(4, 2, 0, 1).view(2, 2),
+        "cu_seqlens_k_new": numbers(0, 2, 3),
+    }
+    q = rand(2, 1, 4, head_dim)
+    with pytest.raises(NotImplementedError):
+        lean_attn_with_kvcache(q, k, v, new, new, softcap=3.0, **options)
+    assert (k.equal(before[0]), v.equal(before[1])) == (True, True)
+    lean_attn_with_kvcache(q, k, v, new, new, **options)
+    for cache in (k, v):
+        assert cache[4, 3:5].eq(1).all()
+        assert cache[1, 15].eq(1).all()
 
 
 def test_pages_past_the_end_are_not_followed_where_nothing_is_appended():
@@ -84,6 +108,24 @@ ODD: list[dict[str, Any]] = [
     {"causal": np.array([True, False])},
     {"max_seqlen_q": True, "q": half(1, 4, 64), "cu_seqlens_q": numbers(0, 1)},
     {"q": half(1, 4, 64), "cu_seqlens_q": torch.tensor(0, dtype=INT32)},
+    {"q": half(1, 4, 64), "cu_seqlens_q": numbers()},
+    {
+        "q": half(1, 4, 64),
+        "cu_seqlens_q": numbers(0, 1),
+        "max_seqlen_q": "one",
+        "window_size": (3, 5),
+    },
+    {"k": half(3), "v": half(1, 1, 2, 64), "cache_seqlens": 3},
+    {
+        **dict.fromkeys("kv", half(1, 1, 2, 64)),
+        **dict.fromkeys(("rotary_cos", "rotary_sin"), torch.tensor(1.0).half()),
+        "cache_seqlens": 3,
+    },
+    {"attention_chunk": torch.tensor([4, 8])},
+    {"attention_chunk": None},
+    {"attention_chunk": 1 << 31},
+    {"shared_prefix": np.array([16, 16])},
+    {"shared_prefix": False},
     {"k": np.zeros((50, 50)), "v": half(1)},
     {"k": half(1, 0, 2, 64), "v": half(1, 0, 2, 64), "cache_seqlens": 3},
     {**dict.fromkeys("kv", half(1, 2, 64)), "cu_seqlens_k_new": [0, 1], "cache_seqlens": 3},
@@ -91,6 +133,14 @@ ODD: list[dict[str, Any]] = [
 ODD_LATENT: list[dict[str, Any]] = [
     {"return_softmax_lse": [True]},
     {"head_dim_v": torch.tensor([512, 1])},
+    {"head_dim_v": np.array([512, 1])},
+    {"q": torch.tensor(1.0).bfloat16()},
+    {"kv_cache": torch.tensor(1.0).bfloat16()},
+    {
+        "q": torch.zeros(1, 1, 4, 576).to(torch.float8_e4m3fn),
+        "kv_cache": torch.zeros(1, 40, 0, 576).to(torch.float8_e4m3fn),
+        "q_descale": torch.ones(1, 0),
+    },
     {"softmax_scale": 10**400},
 ]
 
@@ -120,3 +170,12 @@ def test_rows_of_a_block_table_two_billion_numbers_apart_are_refused(is_latent):
     call: Any = lean_mla_with_kvcache if is_latent else lean_attn_with_kvcache
     with pytest.raises(ValueError, match="block_table steps by 2147483648 numbers from row to row"):
         call(q, *caches, cache_seqlens=9, block_table=table)
+
+
+@pytest.mark.parametrize("checks_values", [False, True])
+def test_tensors_without_memory_are_refused(checks_values, monkeypatch):
+    monkeypatch.setattr(checks, "CHECKS_VALUES", checks_values)
+    q, cache, lengths = half(2, 1, 4, 64), half(2, 40, 2, 64), numbers(3, 5)
+    tensors = [tensor.to("meta") for tensor in (q, cache, cache, lengths)]
+    with pytest.raises(UserError, match="on meta"):
+        lean_attn_with_kvcache(*tensors[:3], cache_seqlens=tensors[3])

@@ -213,12 +213,20 @@ def test_what_is_not_supported_is_refused(name, arguments, prepared_for):
         (32, {"cache_seqlens": 31}, "^shared_prefix is 32: expected at most the 31 tokens"),
         (16, {"block_table": None}, "^shared_prefix is 16 and there is no block_table: pass one"),
         (16, {"q": half(2, 4, 64)}, r"^q is \(2, 4, 64\)"),
+        (16, {"q": torch.nested.nested_tensor([*Q])}, "^q is nested"),
     ],
 )
 def test_a_prefix_that_cannot_be_is_rejected(prefix, arguments, words, prepared_for):
     given = {"q": Q, **BOTH, **arguments}
     with pytest.raises(ValueError, match=words):
         lean_attn_with_kvcache(given.pop("q"), PAGES, PAGES, shared_prefix=prefix, **given)
+    assert prepared_for == []
+
+
+def test_pages_without_tokens_have_no_prefix(prepared_for):
+    options: dict[str, Any] = {**BOTH, "shared_prefix": 16}
+    with pytest.raises(ValueError, match=r"^shared_prefix is 16: expected at most the 0 tokens"):
+        lean_attn_with_kvcache(Q, PAGES[:, :0], PAGES[:, :0], **options)
     assert prepared_for == []
 
 
@@ -270,3 +278,19 @@ def test_checked_calls_read_lengths_and_pages(arguments, words, prepared_for, mo
 def test_the_prefix_of_a_table(table, lengths, q_len, prefix):
     for array in (np.array(table, np.int32), torch.tensor(table)):
         assert leanbench.shared_prefix(array, np.array(lengths), 16, q_len) == prefix
+
+
+@pytest.mark.parametrize(
+    ("table", "lengths", "page_size", "words"),
+    [
+        (TABLE[0], 40, 16, r"^block_table is \(3,\)"),
+        (TABLE[:, None], 40, 16, r"^block_table is \(2, 1, 3\)"),
+        (TABLE, [40, 48, 48], 16, r"lengths \(3,\)"),
+        (TABLE, [], 16, r"lengths \(0,\)"),
+        (TABLE, 40, 0, "^page_size is 0:"),
+        (TABLE, 40, 16.0, "^page_size is 16.0:"),
+    ],
+)
+def test_the_prefix_of_what_is_no_table_is_refused(table, lengths, page_size, words):
+    with pytest.raises(ValueError, match=words):
+        leanbench.shared_prefix(table, lengths, page_size)

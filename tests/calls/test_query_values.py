@@ -169,7 +169,7 @@ def test_torch_compile_takes_pages_of_other_sizes():
 
 UNSUPPORTED: dict[str, dict[str, Any]] = {
     "window_size": {"window_size": torch.tensor([4, 1])},
-    "attention_chunk": {"attention_chunk": 10**30},
+    "attention_chunk": {"attention_chunk": 8},
     "cache_leftpad": {"cache_leftpad": numbers(3, 5)},
     "k and v": {"k": rand(2, 1, 2, 64), "v": rand(2, 1, 2, 512), "cache_seqlens": 3},
     "fp8 caches": {
@@ -205,6 +205,9 @@ def test_unsupported_calls(name, options, prepared_for, latent):
         ({"softmax_scale": math.inf}, "^softmax_scale is inf"),
         ({"cache_seqlens": ROOM + 1}, f"^cache_seqlens {ROOM + 1} is outside"),
         ({"v_cache": rand(2, 40, 2, 512)}, r"v_cache \(2, 40, 2, 512\): expected"),
+        ({"k_cache": rand(2, ROOM, 2, 0)}, rf"k_cache \(2, {ROOM}, 2, 0\), v_cache .*: expected"),
+        ({"k_cache": rand(0)}, r"k_cache \(0,\), v_cache .*: expected"),
+        ({"q": rand(2, 1, 4, 0)}, r"^q is \(2, 1, 4, 0\), k_cache .*: expected"),
     ],
 )
 def test_inconsistent_calls(options, words):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +46,13 @@ BAD: list[dict[str, Any]] = [
     {"cache_seqlens": int32(3, 7), "cache_leftpad": int32(3, 8)},
     {**APPEND, **rotary(6, 16), "cache_seqlens": int32(2, 4)},
     {**APPEND, **rotary(8, 8), "cache_seqlens": int32(3, 2), "rotary_seqlens": int32(0, -1)},
+    {**APPEND, **rotary(8, 8), "cache_seqlens": int32(3, 2), "rotary_seqlens": int32(5, 6)},
+    {
+        **UNEVEN,
+        **rotary(4, 8),
+        "cache_seqlens": int32(2, 3),
+        "cu_seqlens_k_new": int32(0, 1, 3),
+    },
     {"cache_batch_idx": int32(1, 2)},
     {**APPEND, "cache_seqlens": int32(3, 2), "cache_batch_idx": int32(1, 1)},
     {**TABLE, "cache_seqlens": int32(17, 8)},
@@ -68,6 +76,12 @@ BAD: list[dict[str, Any]] = [
 def prepared_for(monkeypatch) -> list[AttentionInputs]:
     monkeypatch.setattr(checks, "CHECKS_VALUES", True)
     return take_every_kind(monkeypatch)
+
+
+@pytest.mark.parametrize(("word", "checks_calls"), [("on", True), ("1", True), ("0", False)])
+def test_the_switch_has_the_words_of_other_switches(word, checks_calls, monkeypatch):
+    monkeypatch.setenv("LEANBENCH_CHECK_CALLS", word)
+    assert runpy.run_path(checks.__file__)["CHECKS_VALUES"] is checks_calls
 
 
 def test_values_out_of_range(prepared_for, snapshot):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -174,6 +175,8 @@ WRONG: list[dict[str, Any]] = [
     {"kv_cache": FP8_CACHE, "k_descale": torch.ones(2)},
     {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).half()},
     {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1).to("meta")},
+    {"kv_cache": FP8_CACHE, "k_descale": torch.ones(1, 1).to_sparse()},
+    {"q": torch.nested.nested_tensor([*Q])},
     {"causal": None},
 ]
 SCALE = torch.ones(1, requires_grad=True)
@@ -252,6 +255,16 @@ def test_torch_traces_a_call_as_one_operator(block_table, lengths):
     out, lse = node.meta["val"]
     assert (out.shape, out.dtype) == ((2, 1, 16, 512), torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((2, 16, 1), torch.float32)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_torch_traces_sizes_that_are_symbols(kv_heads):
+    def call(q: torch.Tensor, cache: torch.Tensor) -> Any:
+        return lean_mla_with_kvcache(q, cache, 100)
+
+    cache = torch.zeros(2, 128, kv_heads, 576).bfloat16()
+    graph = make_fx(call, tracing_mode="symbolic")(Q, cache).graph
+    assert sum("lean_mla" in str(node.target) for node in graph.nodes) == kv_heads
 
 
 def test_torch_traces_the_scale_of_an_fp8_cache():
@@ -436,6 +449,21 @@ def test_sizes_of_none(batch, q_len, tokens):
     assert result is out
     assert out.eq(0).all()
     assert lse.equal(torch.full((batch, 16, q_len), -math.inf))
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(0, 64), (2, 0)])
+def test_rows_with_scales_of_none(batch, tokens):
+    q, rows = latent_rows(batch, 1, 16), torch.zeros(tokens, 1, 656, dtype=torch.uint8)
+    table = torch.zeros(batch, 4, dtype=torch.int32)
+    out, lse = lean_mla_with_kvcache(q, rows, block_table=table, return_softmax_lse=True)
+    assert out.equal(torch.zeros(batch, 1, 16, 512).bfloat16())
+    assert lse.equal(torch.full((batch, 16, 1), -math.inf))
+
+
+def test_an_error_of_shapes_is_pickled():
+    with pytest.raises(ValueError, match="kv_cache") as caught:
+        lean_mla_with_kvcache(Q, CACHE[:1])
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 @pytest.mark.parametrize("packed", [False, True])
