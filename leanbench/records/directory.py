@@ -42,12 +42,16 @@ WORKER_LOG = "worker.log"
 _LOCK = "lock"
 
 
+@dataclass(eq=False)
 class CannotWrite(UserError):
-    """A run that cannot be written. `why` is the operating system's message."""
+    """A run that cannot be written."""
 
-    def __init__(self, message: str, error: OSError) -> None:
-        super().__init__(message)
-        self.why = error.strerror
+    message: str
+    #: The operating system's.
+    why: str | None
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -207,7 +211,7 @@ class RunDirectory:
             where = self.path / name
             raise CannotWrite(
                 f"cannot write {where} ({error.strerror}): fix it, then continue with --resume",
-                error,
+                error.strerror,
             ) from None
 
     def add_board(self, board: Board) -> None:
@@ -241,7 +245,8 @@ def _is_taken(path: Path) -> bool:
         return False
     except OSError as error:
         raise CannotWrite(
-            f"cannot read {path} ({error.strerror}): choose another folder with --out", error
+            f"cannot read {path} ({error.strerror}): choose another folder with --out",
+            error.strerror,
         ) from None
 
 
@@ -287,7 +292,8 @@ def _appended(path: Path) -> Iterator[int]:
 
 def _cannot_write(path: Path, error: OSError) -> CannotWrite:
     return CannotWrite(
-        f"cannot write {path} ({error.strerror}): choose another folder with --out", error
+        f"cannot write {path} ({error.strerror}): choose another folder with --out",
+        error.strerror,
     )
 
 

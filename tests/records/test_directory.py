@@ -1,5 +1,6 @@
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -311,3 +312,8 @@ def test_the_newest_run_of_a_sweep_is_found(tmp_path):
     assert newest_run(tmp_path, "s", ["three"]) == tmp_path / "d"
     with pytest.raises(UserError, match="has no run of sweep 'none'"):
         newest_run(tmp_path, "none", [])
+
+
+def test_a_fault_of_writing_passes_between_processes():
+    fault = pickle.loads(pickle.dumps(CannotWrite("cannot write it", "No space left on device")))
+    assert (str(fault), fault.why) == ("cannot write it", "No space left on device")
