@@ -19,9 +19,10 @@ H200, A100 = find("h200"), find("a100-80gb")
 
 
 def test_published_rows_are_predicted():
-    rows = [row for row in published() if row.kernel == "lean_mla"]
     errors = []
-    for row in rows:
+    for row in published():
+        if row.kernel != "lean_mla" or row.problem.lengths_on == "device":
+            continue
         fields = predict_cell(row.problem, LEAN_MLA, "default", find(row.run.gpu))
         errors.append(abs(fields["latency_us"] / row.latency_us - 1))
         assert "warnings" not in fields or not fields["warnings"]
