@@ -57,14 +57,6 @@ REPORTS = ROOT / "reports"
 LIBRARIES = "libraries"
 #: Day, GPU and kernels in a log.
 DAY, PRODUCT, HASH = r"\d{4}-\d\d-\d\d", r"NVIDIA \w+( \d+GB \w+)?", r"kernels \w+"
-#: Distributions whose versions a `Run:` line names.
-VERSIONS = {
-    "torch": "torch",
-    "vllm": "FlashAttention-3 of vLLM",
-    "flashinfer-python": "FlashInfer",
-    "cudnn": "cuDNN",
-    "sgl-flash-mla": "FlashMLA",
-}
 
 
 def _microseconds(value: float) -> str:
@@ -314,23 +306,8 @@ def run_line(*figures: Figures) -> str:
         name = run.directory.relative_to(REPORTS).as_posix()
         parts.setdefault(_provenance(run), []).append(f"[{name}]({{reports}}/{name})")
     lines = [f"{', '.join(links)}: {provenance}" for provenance, links in parts.items()]
-    return f"Run{'s' if len(runs) > 1 else ''}: {'; '.join(lines)}."
-
-
-def versions(*figures: Figures) -> str:
-    """Name the versions of the libraries in runs."""
-    environments = [
-        environment
-        for of in figures
-        for run in of.runs
-        for environment in run.manifest["environments"].values()
-    ]
-    named = []
-    for package, title in VERSIONS.items():
-        present = dict.fromkeys(str(of[package]) for of in environments if of.get(package))
-        if present:
-            named.append(f"{title} {' and '.join(present)}")
-    return ", ".join(named)
+    line = f"Run{'s' if len(runs) > 1 else ''}: {'; '.join(lines)}."
+    return f"{line} Libraries: {named}." if (named := _libraries(runs)) else line
 
 
 def _provenance(run: Run) -> str:
@@ -341,6 +318,25 @@ def _provenance(run: Run) -> str:
     day = str(run.manifest["created"])[:10]
     gpu = f"{gpus} x {products[0]}" if gpus > 1 else ", ".join(products)
     return ", ".join([day, gpu, f"kernels {', '.join(kernels)}"])
+
+
+def _libraries(runs: Sequence[Run]) -> str:
+    """Name the packages of the libraries that runs timed, with their versions; of several
+    versions, the runs of all but the commonest.
+    """
+    of_package: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        named = {row.library for row, _ in run.results if row.status in TIMED and row.library}
+        for each in {name for of_row in named for name in re.split("[;,] ", of_row)}:
+            package, _, version = each.partition(" ")
+            folder = run.directory.relative_to(REPORTS).as_posix()
+            of_package.setdefault(package, {}).setdefault(version, []).append(folder)
+    phrases = []
+    for package, versions in sorted(of_package.items(), key=lambda item: item[0].lower()):
+        commonest, *others = sorted(versions, key=lambda version: -len(versions[version]))
+        rest = (f" ({version} in {', '.join(versions[version])})" for version in others)
+        phrases.append(f"{package} {commonest}{''.join(rest)}")
+    return ", ".join(phrases)
 
 
 def _above_floor(row: Row) -> float:
@@ -484,7 +480,6 @@ def rendered(template: Path) -> str:
         output=output,
         runs=runs,
         run_line=run_line,
-        versions=versions,
         axes=AXES,
         calibration=calibration,
         claims=claims,

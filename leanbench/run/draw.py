@@ -85,13 +85,20 @@ class Draw:
             )
 
     def problems(self) -> Iterator[AttentionProblem]:
-        """Yield the problems. A larger count only adds problems.
+        """Yield different problems, fewer than `count` if there are no more. A larger count only
+        adds problems.
 
         Raises:
             UserError: No combination of the values is a problem that fits.
         """
-        for number in range(self.count):
-            yield self._problem(random.Random(f"{self.seed} {number}"))
+        found: set[AttentionProblem] = set()
+        for number in range(self.count + _ATTEMPTS):
+            problem = self._problem(random.Random(f"{self.seed} {number}"))
+            if problem not in found:
+                found.add(problem)
+                yield problem
+            if len(found) == self.count:
+                return
 
     def _problem(self, draw: random.Random) -> AttentionProblem:
         refusal = UserError(
