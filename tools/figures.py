@@ -109,6 +109,12 @@ class Problem:
         return f"{size}{queries}{layout}{pages}"
 
     @property
+    def words(self) -> str:
+        """Its size and attention variant."""
+        kinds = [word for word in self.kind.split(", ") if word not in ("plain", "latent")]
+        return ", ".join([self.size, *kinds])
+
+    @property
     def context(self) -> str:
         """Cached tokens of a sequence: `4k`, or the mean of a ragged batch."""
         problem = self.problem
