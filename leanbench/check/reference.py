@@ -75,12 +75,37 @@ class CheckResult:
         return None
 
 
+def draw_pairs(
+    inputs: AttentionInputs,
+    max_elements: int = CHECK_ELEMENTS,
+    max_pairs: int | None = None,
+    draw: random.Random | None = None,
+) -> list[tuple[int, int]]:
+    """Return the (sequence, KV head) pairs to check: all, or the first, the last, and a random
+    sample of the others.
+
+    Args:
+        max_elements: Limit of the elements to convert to fp64.
+        max_pairs: Limit of the pairs.
+        draw: None for the system's randomness, which no kernel can foresee.
+    """
+    pairs = [
+        (sequence, head) for sequence in range(inputs.batch) for head in range(inputs.kv_heads)
+    ]
+    longest = max(1, *inputs.read_lengths())
+    pair_elements = longest * max(inputs.head_dim, inputs.group_size * inputs.q_len)
+    affordable = max(2, min(max_elements // pair_elements, max_pairs or len(pairs)))
+    if affordable < len(pairs):
+        draw = draw or random.SystemRandom()
+        pairs = [pairs[0], *draw.sample(pairs[1:-1], affordable - 2), pairs[-1]]
+    return pairs
+
+
 class Reference:
     """fp64 outputs of some (sequence, KV head) pairs of a call, to compare any number of kernels
     with.
 
-    `max_elements` and `max_pairs` limit the pairs: the first, the last, and a random sample of the
-    others, by `draw` or by the system's randomness, which no kernel can foresee.
+    The pairs are `pairs`, or those of `draw_pairs` with these limits.
     """
 
     def __init__(
@@ -89,21 +114,15 @@ class Reference:
         max_elements: int = CHECK_ELEMENTS,
         max_pairs: int | None = None,
         draw: random.Random | None = None,
+        pairs: list[tuple[int, int]] | None = None,
     ) -> None:
         import torch
 
         from leanbench.kernels.reference.torch import attend
 
-        pairs = [
-            (sequence, head) for sequence in range(inputs.batch) for head in range(inputs.kv_heads)
-        ]
-        self.total_heads = len(pairs)
-        longest = max(1, *inputs.read_lengths())
-        pair_elements = longest * max(inputs.head_dim, inputs.group_size * inputs.q_len)
-        affordable = max(2, min(max_elements // pair_elements, max_pairs or len(pairs)))
-        if affordable < len(pairs):
-            draw = draw or random.SystemRandom()
-            pairs = [pairs[0], *draw.sample(pairs[1:-1], affordable - 2), pairs[-1]]
+        if pairs is None:
+            pairs = draw_pairs(inputs, max_elements, max_pairs, draw)
+        self.total_heads = inputs.batch * inputs.kv_heads
         results = [attend(inputs, sequence, head) for sequence, head in pairs]
         device = inputs.q.device
         self._heads = torch.tensor([head for _, head in pairs], device=device)[:, None]

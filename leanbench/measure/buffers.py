@@ -68,29 +68,53 @@ def rotating_inputs(
     return inputs
 
 
-def flip_signs(buffers: Sequence[AttentionInputs]) -> None:
-    """Negate all K and V in the memory of these buffers, whatever their dtype and layout.
+def change_tokens(
+    inputs: AttentionInputs, pairs: Sequence[tuple[int, int]], least_error: float
+) -> None:
+    """Negate K and V of random tokens of these (sequence, KV head) pairs, until the output of each
+    has moved by a relative error of more than `least_error`.
 
-    Windows of one pool are negated once. Values keep their distribution, so that energy and clocks
-    do too.
+    The first draw is of one token, each later one of twice as many: a kernel that looks for changes
+    finds few. Values keep their distribution, so that energy and clocks do too.
     """
     import torch
 
-    seen: set[int] = set()
-    for inputs in buffers:
-        for cache in (inputs.k_cache, inputs.v_cache):
-            storage = cache.untyped_storage()
-            if storage.data_ptr() in seen:
-                continue
-            seen.add(storage.data_ptr())
-            if inputs.row_scales:
-                negate_rows(cache.new_empty(0).set_(storage), inputs.value_dim, cache.shape[-1])
-                continue
-            numbers = storage.nbytes() // cache.element_size()
-            bits, sign = (
-                (torch.int8, -(1 << 7)) if cache.element_size() == 1 else (torch.int16, -(1 << 15))
-            )
-            cache.view(bits).as_strided((numbers,), (1,), 0).bitwise_xor_(sign)
+    from leanbench.kernels.reference.torch import attend, in_cache
+
+    device = inputs.q.device
+    # No kernel can seed it or foresee its numbers.
+    generator = torch.Generator(device)
+    generator.seed()
+    # Views: the row or page, the position in it and the head of each row of numbers in a cache.
+    sizes = (torch.arange(size, device=device) for size in inputs.k_cache.shape[:3])
+    grids = torch.meshgrid(*sizes, indexing="ij")
+    for pair in pairs:
+        places = torch.stack([in_cache(inputs, grid, *pair) for grid in grids])
+        before, _ = attend(inputs, *pair)
+        tokens, count, error = places.shape[1], 1, 0.0
+        while count <= tokens and error <= least_error:
+            drawn = torch.randint(tokens, (count,), generator=generator, device=device)
+            _negate(inputs, places[:, drawn])
+            after, _ = attend(inputs, *pair)
+            error = float((after - before).norm() / after.norm())
+            count *= 2
+
+
+def _negate(inputs: AttentionInputs, places: torch.Tensor) -> None:
+    """Negate the numbers of K and V at these indices of the caches, (3, rows)."""
+    import torch
+
+    for cache in (inputs.k_cache,) if inputs.latent else (inputs.k_cache, inputs.v_cache):
+        bits, sign = (
+            (torch.int8, -(1 << 7)) if cache.element_size() == 1 else (torch.int16, -(1 << 15))
+        )
+        memory, index = cache.view(bits), tuple(places)
+        rows = memory[index]
+        if inputs.row_scales:
+            negate_rows(rows, inputs.value_dim, rows.shape[-1])
+        else:
+            rows.bitwise_xor_(sign)
+        memory[index] = rows
 
 
 def free_memory(spec: GpuSpec) -> None:

@@ -11,14 +11,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from leanbench.check.launches import finds_settings, launches_of
-from leanbench.check.reference import CELL_PAIRS, CHECK_ELEMENTS, CheckResult, Reference
+from leanbench.check.reference import (
+    CELL_PAIRS,
+    CHECK_ELEMENTS,
+    RELATIVE_ERROR_LIMIT,
+    CheckResult,
+    Reference,
+    draw_pairs,
+)
 from leanbench.configs import lookup
 from leanbench.core.config import KernelConfig, TileConfig
 from leanbench.core.decomposition import fixed_runs_us, quantisation_efficiency
 from leanbench.core.errors import SuspectResult, UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
-from leanbench.measure.buffers import flip_signs, free_memory, refuse_shortage, rotating_inputs
+from leanbench.measure.buffers import change_tokens, free_memory, refuse_shortage, rotating_inputs
 from leanbench.measure.candidate import Candidate, check_outcome
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.extras import EXTRAS, read_window
@@ -41,6 +48,11 @@ if TYPE_CHECKING:
 
 #: Buffers with checked values. Together they have as many checked heads as one alone.
 _WATCHED = 8
+#: (sequence, KV head) pairs whose K and V change after timing, of all watched buffers together.
+_CHANGED_PAIRS = 16
+#: Error of a result over K and V before the change, as a multiple of the limit. A kernel's own
+#: error, up to the limit, can hide a part of it.
+_CHANGE = 3
 #: A kernel with a latency below this multiple of the floor's has the floor ranked again.
 _NEAR_FLOOR = 0.99
 
@@ -170,16 +182,22 @@ class OneGpu(Subject):
             super().time(candidates)
         self.instruments.announce(None)
         self.check_inputs(", ".join(candidate.name for candidate in candidates))
-        self._change_inputs()
+        self._change_inputs(candidates)
 
-    def _change_inputs(self) -> None:
-        """Change K and V of the watched buffers, and compute the outputs that are now right."""
-        watched = [self.buffers[index] for index in self.watched]
-        flip_signs(watched)
-        count = len(watched)
-        self._references = [
-            Reference(inputs, CHECK_ELEMENTS // count, CELL_PAIRS // count) for inputs in watched
-        ]
+    def _change_inputs(self, candidates: Sequence[Candidate]) -> None:
+        """Change few tokens of the watched buffers, and compute the outputs that are now right.
+
+        The change is large enough for the kernel with the highest limit.
+        """
+        kernels = [candidate.kernel for candidate in candidates]
+        limit = max(RELATIVE_ERROR_LIMIT[kernel.precision(self.problem)] for kernel in kernels)
+        count = len(self.watched)
+        self._references = []
+        for inputs in (self.buffers[index] for index in self.watched):
+            pairs = draw_pairs(inputs, CHECK_ELEMENTS // count, CELL_PAIRS // count)
+            changed = min(len(pairs), -(-_CHANGED_PAIRS // count))
+            change_tokens(inputs, random.SystemRandom().sample(pairs, changed), _CHANGE * limit)
+            self._references.append(Reference(inputs, pairs=pairs))
         self._fingerprints = self._take_fingerprints()
 
     def failure_now(self, candidate: Candidate, written: Sequence[AttentionInputs]) -> str | None:

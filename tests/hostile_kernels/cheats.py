@@ -33,6 +33,35 @@ class KeepsResults(Right):
         return Launch(self, keeping(super().prepare(inputs, config), inputs))
 
 
+class LooksForChanges(Right):
+    """Keeps results until the first number of K has changed."""
+
+    def places(self, inputs: AttentionInputs) -> Any:
+        return [0]
+
+    def prepare(self, inputs: AttentionInputs, config: TileConfig | None) -> Callable[[], Any]:
+        attend, places = super().prepare(inputs, config), self.places(inputs)
+        seen: list[torch.Tensor] = []
+        copy = keeping(attend, inputs)
+
+        def launch() -> None:
+            nonlocal copy
+            numbers = inputs.k_cache.flatten()[places]
+            if seen and not torch.equal(numbers, seen[0]):
+                copy = keeping(attend, inputs)
+            seen[:] = [numbers]
+            copy()
+
+        return Launch(self, launch)
+
+
+class LooksAtMore(LooksForChanges):
+    """Keeps results until one of 64 random numbers of K has changed."""
+
+    def places(self, inputs: AttentionInputs) -> Any:
+        return torch.randint(inputs.k_cache.numel(), (64,))
+
+
 class LeavesResults(Right):
     """Does nothing where the outputs of an earlier launch are."""
 

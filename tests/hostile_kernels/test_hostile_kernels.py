@@ -5,20 +5,20 @@ The table of cheats in docs/measuring.md follows these tests.
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import cheats
 import pytest
 import torch
+from leanbench.kernels.reference.torch import attend, keys_and_values
 from pretended_gpu import PROBLEM, PretendedGpu, Right, measure
 
 from leanbench.core.errors import SuspectResult, Tampered
-from leanbench.core.inputs import make_inputs, make_windows
+from leanbench.core.inputs import make_inputs
 from leanbench.core.problem import AttentionProblem
-from leanbench.measure import one_gpu
-from leanbench.measure.buffers import flip_signs
+from leanbench.measure import buffers, one_gpu
+from leanbench.measure.buffers import change_tokens
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.one_gpu import OneGpu
@@ -50,6 +50,7 @@ UNWRITTEN = r"^\d of 3 outputs were not written when the CUDA graph was replayed
     ("cheat", "problem", "status", "reason"),
     [
         (cheats.KeepsResults, PROBLEM, "incorrect", OTHER_VALUES),
+        (cheats.LooksForChanges, PROBLEM, "incorrect", OTHER_VALUES),
         (cheats.LeavesResults, PROBLEM, "incorrect", OTHER_VALUES),
         (cheats.OtherStream, PROBLEM, "suspect", UNWRITTEN),
         (cheats.LessWhenCaptured, PROBLEM, "incorrect", OTHER_VALUES),
@@ -174,24 +175,55 @@ def test_less_time_than_reading_takes_is_an_alarm(gpu):
     assert measure(gpu, Right("cheat"))["cheat"]["status"] == "suspect"
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_a_look_at_64_numbers_shows_no_change(gpu, monkeypatch):
+    """They would have to hold one token of 4,096 in each of four buffers."""
+    problem = AttentionProblem(1, 1, 1, 4096, 64)
+    monkeypatch.setattr(buffers, "COLD_BYTES", 4 * problem.kv_bytes)
+    status, reason = caught(gpu, cheats.LooksAtMore("cheat"), problem)
+    assert (status, len(gpu.made)) == ("incorrect", 4)
+    assert re.match(OTHER_VALUES, reason), reason
+
+
+LATENT = AttentionProblem(1, 16, 1, 256, 576, "bf16", latent=True, v_head_dim=512)
+
+
+def as_bits(cache: torch.Tensor) -> torch.Tensor:
+    return cache.view(torch.int8 if cache.element_size() == 1 else torch.int16).clone()
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("problem", "most"),
     [
-        lambda problem: [make_inputs(problem, "cpu", 1)],
-        # Windows that share memory are negated once.
-        lambda problem: make_windows(replace(problem, capacity=2048), "cpu", 3, 1),
-        lambda problem: [make_inputs(replace(problem, page_size=16), "cpu", 1)],
-        lambda problem: [make_inputs(replace(problem, kv_dtype="e4m3"), "cpu", 1)],
-        lambda problem: [make_inputs(replace(problem, kv_layout="NHD"), "cpu", 1)],
+        (PROBLEM, 1),
+        (replace(PROBLEM, dtype="bf16", kv_layout="NHD"), 1),
+        (replace(PROBLEM, page_size=16), 1),
+        (replace(PROBLEM, kv_dtype="e4m3", scaled=True), 1),
+        (replace(PROBLEM, context=1000, window_left=9), 1023),
+        (LATENT, 1),
+        (replace(LATENT, page_size=64, kv_dtype="e4m3", scaled=True, row_scales=True), 1),
     ],
 )
-def test_all_of_k_and_v_changes(dtype: str, make: Callable[[Any], list[Any]]):
-    buffers = make(replace(PROBLEM, dtype=dtype))
-    before = [(buffer.k_cache.double(), buffer.v_cache.double()) for buffer in buffers]
-    flip_signs(buffers)
-    for buffer, (k, v) in zip(buffers, before, strict=True):
-        assert torch.equal(buffer.k_cache.double(), -k)
-        assert torch.equal(buffer.v_cache.double(), -v)
-    flip_signs(buffers)
-    assert torch.equal(buffers[0].k_cache.double(), before[0][0])
+def test_few_tokens_change_and_the_output_with_them(problem: AttentionProblem, most: int):
+    """Nobody can foresee which, and K and V change alike."""
+    pair, limit = (problem.batch - 1, problem.kv_heads - 1), 3e-2
+    drawn = set()
+    for _ in range(4):
+        torch.manual_seed(0)
+        inputs = make_inputs(problem, "cpu", 1)
+        caches = (inputs.k_cache,) if inputs.latent else (inputs.k_cache, inputs.v_cache)
+        before = [as_bits(cache) for cache in caches]
+        k, v = keys_and_values(inputs, *pair)
+        stale, _ = attend(inputs, *pair)
+        change_tokens(inputs, [pair], limit)
+        new_k, new_v = keys_and_values(inputs, *pair)
+        tokens = (new_k != k).any(1).nonzero().flatten().tolist()
+        assert 1 <= len(tokens) <= most
+        for old, new in ((k, new_k), (v, new_v)):
+            assert new[tokens].equal(-old[tokens])
+        for bits, cache in zip(before, caches, strict=True):
+            rows = (as_bits(cache) != bits).any(-1)
+            assert int(rows.sum()) == len(tokens)
+        out, _ = attend(inputs, *pair)
+        assert (out - stale).norm() > limit * out.norm()
+        drawn.add(tuple(tokens))
+    assert len(drawn) > 1

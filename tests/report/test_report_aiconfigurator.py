@@ -1,9 +1,11 @@
-"""Tables for the planner AIConfigurator, read back by the columns that its readers look at."""
+"""Tables for the planner AIConfigurator, read back by its columns and by its own readers."""
 
 import csv
 import io
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,11 +21,14 @@ GQA = AttentionProblem(8, 32, 8, 4096, 128, "bf16")
 MLA = AttentionProblem(4, 16, 1, 8192, 576, "bf16", latent=True, v_head_dim=512, page_size=64)
 
 
-def read_back(text: str, file: str) -> dict[tuple[Any, ...], tuple[float, float]]:
-    """Read a table as AIConfigurator 0.8 does: (latency in ms, energy in mJ) by the keys of its
-    look-up. Of equal keys, the first counts.
-    """
-    found: dict[tuple[Any, ...], tuple[float, float]] = {}
+#: (latency in ms, energy in mJ) by the keys of the planner's look-up.
+Table = dict[tuple[Any, ...], tuple[float, float]]
+Read = Callable[[str, str], Table]
+
+
+def read_columns(text: str, file: str) -> Table:
+    """Read a table as AIConfigurator 0.8 does. Of equal keys, the first counts."""
+    found: Table = {}
     for fields in csv.DictReader(io.StringIO(text)):
         tokens = int(fields["isl"]) + int(fields["step"])
         assert fields["kv_cache_dtype"] in ("float16", "int8", "fp8")
@@ -41,13 +46,38 @@ def read_back(text: str, file: str) -> dict[tuple[Any, ...], tuple[float, float]
     return found
 
 
+def flattened(tree: Mapping[Any, Any], *key: Any) -> Table:
+    if "latency" in tree:
+        return {key: (tree["latency"], tree["energy"])}
+    parts = (flattened(part, *key, getattr(own, "name", own)) for own, part in tree.items())
+    return {size: figures for part in parts for size, figures in part.items()}
+
+
+@pytest.fixture(params=["columns", "planner"])
+def read_back(request: pytest.FixtureRequest, tmp_path: Path) -> Read:
+    """Return a reader of tables: the one above, or AIConfigurator's own."""
+    if request.param == "columns":
+        return read_columns
+    needs = "needs aiconfigurator up to 0.8, whose readers take CSV"
+    planner = pytest.importorskip("aiconfigurator.sdk.perf_database", reason=needs)
+    if not hasattr(planner.common.KVCacheQuantMode, "float16"):
+        pytest.skip(needs)
+
+    def read(text: str, file: str) -> Table:
+        path = tmp_path / f"{file}.txt"
+        path.write_text(text)
+        return flattened(getattr(planner, f"load_{file.removesuffix('_perf')}_data")(str(path)))
+
+    return read
+
+
 def tables(write_run: WriteRun, rows: list[dict[str, Any]], **options: Any) -> dict[str, str]:
     directory = write_run(rows, folder=f"run{len(rows)}-{len(options)}")
     [folder] = write_report(directory, directory, ["aiconfigurator"], **options)
     return {path.stem: path.read_text() for path in folder.glob("*.txt")}
 
 
-def test_a_row_is_found_where_the_planner_looks_for_it(write_run: WriteRun):
+def test_a_row_is_found_where_the_planner_looks_for_it(write_run: WriteRun, read_back: Read):
     rows = [
         row(GQA, "lean", 50.0),
         row(replace(GQA, kv_dtype="e4m3"), "lean", 30.0),
@@ -75,7 +105,7 @@ def test_a_row_is_found_where_the_planner_looks_for_it(write_run: WriteRun):
         assert all(line.startswith("leanbench,0.1.0,NVIDIA H200,") for line in lines)
 
 
-def test_a_kernel_of_a_library_and_power(write_run: WriteRun):
+def test_a_kernel_of_a_library_and_power(write_run: WriteRun, read_back: Read):
     energy = {"energy_mj": 25.0, "sustained_us": 50.0, "sustained_power_w": 500.0}
     rows = [row(GQA, "lean", 40.0), row(GQA, "fa2", 50.0, **energy)]
     text = tables(write_run, rows, baseline="fa2")["generation_attention_perf"]
@@ -87,7 +117,7 @@ def test_a_kernel_of_a_library_and_power(write_run: WriteRun):
     assert "power" not in tables(write_run, rows, baseline="fa2")["generation_attention_perf"]
 
 
-def test_of_equal_sizes_the_call_of_a_server_counts(write_run: WriteRun, caplog):
+def test_of_equal_sizes_the_call_of_a_server_counts(write_run: WriteRun, read_back: Read, caplog):
     paged = replace(GQA, page_size=16, lengths_on="device")
     device = replace(GQA, lengths_on="device")
     rows = [row(each, "lean", us) for each, us in ((GQA, 50.0), (paged, 52.0), (device, 51.0))]
