@@ -488,11 +488,15 @@ def test_an_fp8_latent_cache_is_predicted(gpu: str):
     assert (found["kernel"], found["source"]) == ("lean_mla", "model")
 
 
-def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
+@pytest.mark.parametrize("name", ["deepseek-v3", "config.json"])
+def test_common_models_need_no_transformers(tmp_path: Path, name: str):
     """Importing it takes five seconds."""
+    if name == "config.json":
+        name = str(tmp_path / name)
+        Path(name).write_text(json.dumps(registry()["llama-3-70b"].published))
     script = (
         "import sys; from leanbench.cli.main import main\n"
-        "sys.argv = 'leanbench recommend deepseek-v3 --gpu h200 --gpus 8 --json'.split()\n"
+        f"sys.argv = [*'leanbench recommend --gpu h200 --gpus 8 --json'.split(), {name!r}]\n"
         "try: main()\nfinally: print({'torch', 'transformers'} & {*sys.modules})"
     )
     done = subprocess.run(
