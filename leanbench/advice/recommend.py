@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -122,13 +123,18 @@ class Request:
 
     @cached_property
     def splits(self) -> list[tuple[int, int]]:
-        """Pairs of tp and cp that use all GPUs, most tp first; empty if none shares the model."""
+        """Pairs of tp and cp that use all GPUs, most tp first; empty if none shares the model.
+
+        A model with chosen tokens has no cp: `parallel` conflicts with `select`.
+        """
         try:
             _ = self.whole
         except InvalidValue:
             return []
-        pairs = [(self.gpus // cp, cp) for cp in range(1, self.gpus + 1) if self.gpus % cp == 0]
-        return [pair for pair in pairs if all(each.divides(pair[0]) for each in self.layers(1))]
+        layers = self.layers(1)
+        most = 1 if any(each.selected for each in layers) else self.gpus
+        pairs = [(self.gpus // cp, cp) for cp in range(1, most + 1) if self.gpus % cp == 0]
+        return [pair for pair in pairs if all(each.divides(pair[0]) for each in layers)]
 
     @cached_property
     def whole(self) -> WholeModel | None:
@@ -355,32 +361,83 @@ class Memory:
         return self.weights + self.kv + RESERVE_BYTES
 
 
-def _memory(request: Request, split: tuple[int, int], kv_dtype: str) -> Memory:
+def _memory(
+    request: Request, split: tuple[int, int], kv_dtype: str, longest: int | None = None
+) -> Memory:
+    """Return the memory that is needed, of contexts cut to the `longest`."""
     tp, cp = split
-    kv = 0
+    kv, longest = 0, longest or max(request.contexts)
     for layer, count in request.layers(tp).items():
         kinds = dict(layer.kinds)
         values = 0 if kinds.get("latent") else kinds.get("v_head_dim", layer.head_dim)
-        most = layer.window or kinds.get("attention_chunk", max(request.contexts))
-        tokens = sum(-(-min(each, most) // cp) for each in request.contexts)
+        most = layer.window or kinds.get("attention_chunk", longest)
+        tokens = sum(-(-min(each, most, longest) // cp) for each in request.contexts)
         token_bytes = (layer.head_dim + values) * (WEIGHT_BYTES if kv_dtype == SAME else 1)
         kv += count * layer.kv_heads * tokens * token_bytes
     weights = request.whole.weights if request.whole else 0
     return Memory(int(weights * request.weight_bytes), kv)
 
 
-def _fits(request: Request, split: tuple[int, int], kv_dtype: str) -> bool:
-    return _memory(request, split, kv_dtype).total <= request.spec.memory_gb * 1e9
+def _fits(
+    request: Request, split: tuple[int, int], kv_dtype: str, longest: int | None = None
+) -> bool:
+    return _memory(request, split, kv_dtype, longest).total <= request.spec.memory_gb * 1e9
+
+
+def _least(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]) -> Memory:
+    """Return the memory of the split that needs least."""
+    return min((_memory(request, split, kv_dtype) for split in splits), key=lambda each: each.total)
+
+
+def _in_8_bits(request: Request) -> Request:
+    """Return the request for the checkpoint in 8 bits, or as it is if its weights have no more."""
+    named = replace(request, name=request.name + _FP8)
+    has_fewer = request.whole is not None and named.weight_bytes < request.weight_bytes
+    return named if has_fewer else request
+
+
+def _smaller(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]) -> list[str]:
+    """Return changes that would fit, each alone: of batch, contexts and checkpoint."""
+    if not splits:
+        return []
+    needs = _least(request, kv_dtype, splits)
+    share = (request.spec.memory_gb * 1e9 - needs.weights - RESERVE_BYTES) / needs.kv
+    batch = int(share * len(request.contexts))
+    fixes = [f"a batch of {batch}"] * (batch > 0)
+    lengths = range(1024, max(request.contexts), 1024)
+    short = bisect_left(
+        lengths,
+        True,
+        key=lambda longest: not any(_fits(request, each, kv_dtype, longest) for each in splits),
+    )
+    fixes += [f"contexts up to {short_count(longest)}" for longest in lengths[:short][-1:]]
+    in_8_bits = _in_8_bits(request)
+    if in_8_bits is not request and any(_fits(in_8_bits, each, kv_dtype) for each in splits):
+        fixes.append(in_8_bits.name)
+    return fixes
+
+
+def _together(request: Request, kv_dtype: str, sharing: Container[int]) -> list[str]:
+    """Return what would fit on more GPUs, the most first; in 8 bits only where 16 do not fit.
+
+    Args:
+        sharing: Values of cp to choose from.
+    """
+    for name in dict.fromkeys((request.name, _in_8_bits(request).name)):
+        for gpus in range(MOST_GPUS, request.gpus - 1, -1):
+            each = replace(request, name=name, gpus=gpus)
+            splits = [(tp, cp) for tp, cp in each.splits if cp in sharing]
+            if fixes := _smaller(each, kv_dtype, splits):
+                changed = [f"--gpus {gpus}"] * (gpus > request.gpus)
+                changed += [name] * (name != request.name)
+                return [f"with {' and '.join(changed)}, {' or '.join(fixes)}"]
+    return []
 
 
 def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]) -> str:
     """Return why splits do not fit, and what would."""
-    needs = min(
-        (_memory(request, split, kv_dtype) for split in splits), key=lambda memory: memory.total
-    )
+    needs = _least(request, kv_dtype, splits)
     available = request.spec.memory_gb * 1e9
-    share = (available - needs.weights - RESERVE_BYTES) / needs.kv
-    batch, tokens = int(share * len(request.contexts)), int(share * max(request.contexts))
     more = {f"--gpus {gpus}": gpus for gpus in range(request.gpus + 1, MOST_GPUS + 1)}
     larger = {flag: replace(request, gpus=gpus) for flag, gpus in more.items()}
     larger |= {f"--gpu {name}": replace(request, spec=find(name)) for name in _LARGER}
@@ -390,12 +447,9 @@ def _shortage(request: Request, kv_dtype: str, splits: Sequence[tuple[int, int]]
         for flag, each in larger.items()
         if any(cp in sharing and _fits(each, (tp, cp), kv_dtype) for tp, cp in each.splits)
     )
-    fixes = [f"a batch of {batch}"] * (batch > 0)
-    fixes += [f"contexts up to {short_count(tokens // 1024 * 1024)}"] * (tokens >= 1024)
-    in_8_bits = replace(request, name=request.name + _FP8)
-    if needs.weights and in_8_bits.weight_bytes < request.weight_bytes:
-        fixes += [in_8_bits.name] * any(_fits(in_8_bits, each, kv_dtype) for each in splits)
+    fixes = _smaller(request, kv_dtype, splits)
     fixes += [flag for flag in [next(enough, None)] if flag]
+    fixes = fixes or _together(request, kv_dtype, sharing)
     weights = f"weights {needs.weights / 1e9:.1f} GB, " if needs.weights else ""
     weights += f"{kv_dtype} " * (kv_dtype != SAME)
     verb = "fit" if needs.weights else "hold the cache"

@@ -219,8 +219,8 @@ def _other_forms(of: Recommendation) -> str:
 def _memory(of: Recommendation) -> str:
     memory, available = of.memory, f"{of.request.spec.memory_gb:.0f} GB a GPU"
     if not memory.weights:
-        megabytes = _digits(memory.kv / 1e6, 4)
-        return f"KV cache alone {megabytes} MB of {available}, the weights are not known"
+        cache = f"KV cache alone {memory.kv / 1e9:.3f} GB"
+        return f"{cache} of {available}, the weights are not known"
     return (
         f"{memory.total / 1e9:.1f} of {available}: weights {memory.weights / 1e9:.1f} GB,"
         f" KV cache {memory.kv / 1e9:.1f} GB, other {RESERVE_BYTES / 1e9:.1f} GB"

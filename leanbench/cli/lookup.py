@@ -61,8 +61,10 @@ def lookup(
     found = [each for each in others if replace(each, **same) == problem]
     is_measured = bool(found)
     shown = found or nearest(problem, filter(hashed.__contains__, others), _NEAREST)
+    unnamed = {AXES[name].write(value) for name, value in same.items()}
+    asked = " ".join(word for word in problem.label.split() if word not in unnamed)
     if not shown:
-        raise UserError(f"nothing like {problem.label} was measured: leave model= out")
+        raise UserError(f"nothing like {asked} was measured: leave model= out")
     by_problem = {
         each: sorted((row for row in rows if row.problem == each), key=lambda row: row.latency_us)
         for each in shown
@@ -77,11 +79,11 @@ def lookup(
             for each in shown
         ]
         # Otherwise these are the nearest shapes.
-        answer = {"shape": problem.label, "is_measured": is_measured, "measured": found}
+        answer = {"shape": asked, "is_measured": is_measured, "measured": found}
         output.show_whole(json.dumps(answer, indent=2))
         return
     if not is_measured:
-        output.show(f"{problem.label} was not measured. The nearest measured shapes:")
+        output.show(f"{asked} was not measured. The nearest measured shapes:")
     for index, each in enumerate(shown):
         if index or not is_measured:
             output.show("")

@@ -47,7 +47,7 @@ def test_rows_of_older_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_nearest_shapes() -> None:
     lines = printed(*"lookup b8 h32/8 n5000 d128 p16".split()).splitlines()
-    assert lines[0].startswith("b8 h32/8 n5000 d128 p16 fp16 HND was not measured.")
+    assert lines[0].startswith("b8 h32/8 n5000 d128 p16 was not measured.")
     labels = [line for line in lines[1:] if line.startswith("b8 h32/8 n")]
     assert len(labels) == 3
     assert "b8 h32/8 n4096 d128 bf16 HND" in labels
@@ -81,7 +81,10 @@ def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_tells_near_shapes_from_measured_ones() -> None:
     near = json.loads(printed(*"lookup b8 h32/8 n5000 d128 --json".split()))
     assert (near["is_measured"], len(near["measured"])) == (False, 3)
-    assert json.loads(printed(*MEASURED, "--json"))["is_measured"]
+    found = json.loads(printed(*MEASURED, "--json"))
+    assert (found["shape"], found["is_measured"]) == ("b1 h64/8 n32768 d128 bf16", True)
+    # Neither dtype nor layout is named.
+    assert near["shape"] == "b8 h32/8 n5000 d128"
 
 
 def test_one_gpu_is_not_near_several() -> None:

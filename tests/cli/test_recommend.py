@@ -13,7 +13,7 @@ import pytest
 from cli.running import invoke, printed, refusal
 from example_rows import row
 
-from leanbench.advice.recommend import Recommendation
+from leanbench.advice.recommend import Recommendation, Request
 from leanbench.core.llm.config import registry
 from leanbench.core.llm.model import read_model
 from leanbench.core.registry import kernels
@@ -22,6 +22,7 @@ from leanbench.gpu.local import Target
 from leanbench.records.reading import Run
 from leanbench.run.cells import Sweep, expand
 from leanbench.run.estimate import estimated_seconds
+from leanbench.run.sweep_file import requested_sweep
 
 pytestmark = pytest.mark.usefixtures("no_gpu")
 
@@ -228,6 +229,66 @@ def test_tokens_are_split_where_heads_cannot_be():
     assert (found["tp"], found["cp"], found["lead"]) == (1, 3, None)
 
 
+def requested(name: str, gpu: str, gpus: int, batch: str, context: str) -> Request:
+    axes = {"model": name, "batch": batch, "context": context, "dtype": "bf16"}
+    return Request(name, requested_sweep(None, axes, None, None).grids[0], find(gpu), gpus)
+
+
+def test_chosen_tokens_are_not_split():
+    assert requested("deepseek-v4-flash", "h100", 4, "64", "32k").splits == [(4, 1)]
+    assert requested("deepseek-v3", "h100", 4, "64", "32k").splits == [(4, 1), (2, 2), (1, 4)]
+    words = "recommend deepseek-v4-flash --gpu h100 --gpus 4 --batch 64 --context 32k"
+    assert "too little was measured" in refusal(*words.split())
+
+
+ON_8 = "--gpus 8 --batch"
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "fix", "fits", "exceeds"),
+    [
+        (
+            "llama-3-70b --gpu a100 --kv-dtype same",
+            "--batch 64 --context 128k",
+            "with --gpus 8, a batch of 11 or contexts up to 23k",
+            [f"{ON_8} 11 --context 128k", f"{ON_8} 64 --context 23k"],
+            [f"{ON_8} 12 --context 128k", f"{ON_8} 64 --context 24k"],
+        ),
+        ("glm-5 --gpu h200", "--gpus 4", "with --gpus 8, glm-5-fp8", [], ["--gpus 8"]),
+        ("glm-5-fp8 --gpu h200", "--gpus 4", "--gpus 8", ["--gpus 8"], []),
+        (
+            "glm-5 --gpu h200",
+            "--gpus 4 --batch 64 --context 128k",
+            "with --gpus 8 and glm-5-fp8, a batch of 7 or contexts up to 15k",
+            [],
+            ["--gpus 8 --batch 7 --context 128k"],
+        ),
+        (
+            "glm-5-fp8 --gpu h200",
+            "--gpus 8 --batch 64 --context 128k",
+            "a batch of 7 or contexts up to 15k",
+            [f"{ON_8} 7 --context 128k", f"{ON_8} 64 --context 15k"],
+            [f"{ON_8} 8 --context 128k", f"{ON_8} 64 --context 16k"],
+        ),
+        (
+            # Layers with windows keep 1,024 tokens of any longer context.
+            "gemma-3-27b --gpu a100",
+            "--batch 64 --context 32k",
+            "a batch of 8 or --gpus 4",
+            ["--batch 8 --context 32k", "--gpus 4 --batch 64 --context 32k"],
+            ["--batch 9 --context 32k", "--batch 64 --context 1k"],
+        ),
+    ],
+    ids=["GPUs and batch", "GPUs and 8 bits", "GPUs", "all three", "batch", "windows"],
+)
+def test_what_would_fit_fits(model: str, words: str, fix: str, fits: list[str], exceeds: list[str]):
+    assert refusal("recommend", *f"{model} {words}".split()).endswith(f": {fix} would fit")
+    for changed in fits:
+        assert data(f"{model} {changed}")["memory"]["kv_bytes"] > 0
+    for changed in exceeds:
+        assert refusal("recommend", *f"{model} {changed}".split()).endswith(" would fit")
+
+
 def test_lengths_of_a_file(tmp_path: Path):
     file = tmp_path / "lengths.txt"
     file.write_text("3000\n4000\n123\n8000\n")
@@ -427,11 +488,15 @@ def test_an_fp8_latent_cache_is_predicted(gpu: str):
     assert (found["kernel"], found["source"]) == ("lean_mla", "model")
 
 
-def test_weights_of_registered_models_need_no_transformers(monkeypatch: Any):
+@pytest.mark.parametrize("name", ["deepseek-v3", "config.json"])
+def test_common_models_need_no_transformers(tmp_path: Path, name: str):
     """Importing it takes five seconds."""
+    if name == "config.json":
+        name = str(tmp_path / name)
+        Path(name).write_text(json.dumps(registry()["llama-3-70b"].published))
     script = (
         "import sys; from leanbench.cli.main import main\n"
-        "sys.argv = 'leanbench recommend deepseek-v3 --gpu h200 --gpus 8 --json'.split()\n"
+        f"sys.argv = [*'leanbench recommend --gpu h200 --gpus 8 --json'.split(), {name!r}]\n"
         "try: main()\nfinally: print({'torch', 'transformers'} & {*sys.modules})"
     )
     done = subprocess.run(

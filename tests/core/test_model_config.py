@@ -12,7 +12,7 @@ from leanbench.core.llm import config as model_config
 from leanbench.core.llm.config import own_name, read_config, registry, split_models
 from leanbench.core.llm.errors import InvalidKey, NoDecodeAttention, NotAConfig, UnknownModel
 from leanbench.core.llm.layers import Layer, UnknownLayers, layers_of, notes_on_layers
-from leanbench.core.llm.model import parse_models, read_model
+from leanbench.core.llm.model import count_weights, parse_models, read_model
 from leanbench.core.llm.weights import UnknownWeights
 
 SIZES = ("hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
@@ -192,13 +192,71 @@ def test_layers_are_the_publishers(tmp_path, model_type, keys, expected):
 
 
 @pytest.mark.parametrize("name", [name for name, own in registry().items() if own.is_whole])
-def test_the_registry_says_what_the_classes_say(tmp_path, name):
+def test_the_registry_says_what_the_classes_say(tmp_path, monkeypatch, name):
     """Its entries have every key that transformers has no default for, or another one."""
     pytest.importorskip("transformers")
+    monkeypatch.setattr(model_config, "_PLAIN_TYPES", {})
     own = registry()[name]
     again = read_config(written(tmp_path, {"sliding_window": None, **own.published}))
     assert again.model_type == own.model_type
     assert layers_of(again) == layers_of(own)
+
+
+PLAIN = {"head_dim": 16, "num_key_value_heads": 2, "layer_types": ["full_attention"] * 4}
+PLAIN |= {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERTS |= {"decoder_sparse_step": 2, "mlp_only_layers": [0]}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys"),
+    [
+        ("llama", {}),
+        ("mistral", {**WINDOW, **KV}),
+        ("mixtral", {**WINDOW, **KV, "num_local_experts": 8, "num_experts_per_tok": 2}),
+        ("phi3", WINDOW),
+        ("qwen2", QWEN),
+        ("qwen3", {**QWEN, "head_dim": 16}),
+        ("qwen3_moe", {**QWEN, **EXPERTS, "head_dim": 16}),
+    ],
+)
+def test_files_of_common_types_say_what_the_class_says(tmp_path, monkeypatch, model_type, keys):
+    """Also with a key less or more, or another value."""
+    pytest.importorskip("transformers")
+    whole = {**TINY, "model_type": model_type, **keys}
+    files = [whole, *({n: whole[n] for n in whole if n != each} for each in whole)]
+    files += [whole | {name: None} for name in whole]
+    files += [whole | {name: value} for name, value in PLAIN.items()]
+    files += [whole | {"layer_types": ["sliding_attention", *["full_attention"] * 3]}]
+    files += [whole | {"use_sliding_window": False}, whole | WINDOW, whole | {"head_dim": 0}]
+    files += [whole | {"num_attention_heads": 3}, whole | {"rope_parameters": {"rope_type": "no"}}]
+
+    def outcomes(folder: str) -> list[Any]:
+        (tmp_path / folder).mkdir()
+        return [_outcome(tmp_path / folder / f"{n}.json", keys) for n, keys in enumerate(files)]
+
+    def imported() -> None:
+        raise AssertionError("transformers was imported")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_config, "_class_mapping", imported)
+        assert len(_outcome(tmp_path / "whole.json", whole)) == 3
+        few = {name: size for name, size in whole.items() if name not in SIZES[1:]}
+        assert len(_outcome(tmp_path / "few.json", few)) == 3
+    alone = outcomes("alone")
+    monkeypatch.setattr(model_config, "_PLAIN_TYPES", {})
+    assert alone == outcomes("class")
+
+
+def _outcome(path: Path, keys: dict[str, Any]) -> Any:
+    """Return what is read of a file, or the key that it is refused for."""
+    path.write_text(json.dumps(keys))
+    try:
+        config = read_config(str(path))
+        weights = [count_weights(str(path), tp) for tp in (1, 2)]
+    except InvalidKey as fault:
+        return fault.key, fault.value
+    return layers_of(config), weights, config.keys.get("max_position_embeddings")
 
 
 def test_absent_keys_are_the_defaults_of_the_class(tmp_path):

@@ -1,7 +1,8 @@
 """config.json of language models: those that ship with leanbench, and any other by its path.
 
 Keys that a file leaves out are the defaults of transformers' config class, where transformers is
-installed and knows the model_type. No code of a publisher runs, and nothing is downloaded.
+installed and knows the model_type. Common types are read without it. No code of a publisher runs,
+and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ _SIZES = (
     *("full_attention_interval", "decoder_sparse_step", "attn_layer_period"),
     "dense_attention_every_n_layers",
 )
+_PLAIN_SIZES = ("vocab_size", "max_position_embeddings", "intermediate_size")
 #: Sizes that 0 turns off.
 _OFF_AT_0 = (
     *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "moe_intermediate_size", "ffn_dim"),
@@ -135,6 +137,31 @@ READ_KEYS = (
     *_OLD_NAMES,
 )
 
+_QWEN = "num_key_value_heads sliding_window use_sliding_window max_window_layers"
+#: Types that need no class of transformers, whose import takes seconds: the class's defaults of
+#: `_PLAIN_SIZES`, and keys that the file must have.
+_PLAIN_TYPES = {
+    "llama": ((32000, 2048, 11008), ""),
+    "mistral": ((32000, 131072, 14336), "num_key_value_heads sliding_window"),
+    "mixtral": (
+        (32000, 131072, 14336),
+        "num_key_value_heads sliding_window num_local_experts num_experts_per_tok",
+    ),
+    "phi3": ((32064, 4096, 8192), "sliding_window"),
+    "qwen2": ((151936, 32768, 22016), _QWEN),
+    "qwen3": ((151936, 32768, 22016), f"{_QWEN} head_dim"),
+    "qwen3_moe": (
+        (151936, 32768, 6144),
+        f"{_QWEN} head_dim decoder_sparse_step mlp_only_layers moe_intermediate_size num_experts"
+        " num_experts_per_tok",
+    ),
+}
+#: Other keys that these files can have.
+_ALSO = {
+    *("num_key_value_heads", "head_dim", "layer_types", "attention_bias", "mlp_bias"),
+    *("tie_word_embeddings", "rope_parameters"),
+}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -158,7 +185,7 @@ class ModelConfig:
     hub: str = ""
     #: True if transformers' class has filled in the defaults.
     has_defaults: bool = False
-    #: True if transformers was there to know its type.
+    #: True if transformers was imported to know its type.
     has_transformers: bool = True
 
     @property
@@ -266,7 +293,8 @@ def read_config(name: str) -> ModelConfig:
     model_type = next(filter(None, types), None)
     if not isinstance(model_type, str):
         raise InvalidKey(path, "model_type", model_type, "the name of a type, such as llama")
-    mapping = _class_mapping()
+    plain = _plain_defaults(parts, published)
+    mapping = _class_mapping() if plain is None else None
     config_class, tied = _config_class(mapping, types)
     if config_class is not None:
         model_type = str(config_class.model_type)
@@ -282,7 +310,7 @@ def read_config(name: str) -> ModelConfig:
         used.pop("sliding_window", None)
     own = used.get("head_dim") or getattr(config_class, "head_dim", None)
     _check_fit(path, {key: value for key, value in used.items() if value} | {"head_dim": own})
-    defaults = _defaults(path, config_class, used)
+    defaults = {**(plain or {}), **_defaults(path, config_class, used)}
     if not used.get("kv_lora_rank", True) or used.get("use_mla") is False:
         # Plain heads in a class that has latent ones.
         rotary = defaults.pop("qk_rope_head_dim", None)
@@ -548,6 +576,22 @@ def _bits_of(table: Mapping[str, Any]) -> list[int]:
         *(each.get("num_bits") for each in weights if isinstance(each, dict)),
     ]
     return [bits for bits in named if type(bits) is int and 0 < bits < _PLAIN_BITS]
+
+
+def _plain_defaults(parts: Sequence[Any], published: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the defaults of a file that needs no class of transformers; None for others."""
+    model_type = str(parts[0].get("model_type"))
+    if len(parts) > 1 or model_type not in _PLAIN_TYPES:
+        return None
+    sizes, needed = _PLAIN_TYPES[model_type]
+    defaults = dict(zip(_PLAIN_SIZES, sizes, strict=True))
+    needed = {*REQUIRED, *needed.split()}
+    # A window of null is none; what another null means, the class says.
+    given = {key for key in published if published[key] is not None or key == "sliding_window"}
+    others = given & {*READ_KEYS} - needed - defaults.keys() - _ALSO
+    if others or not needed <= given or (defaults.keys() - given) & published.keys():
+        return None
+    return {key: size for key, size in defaults.items() if key not in given}
 
 
 def _class_mapping() -> Any:

@@ -167,7 +167,7 @@ def weights_of(
         raise UnknownWeights(config.name, "only its attention is", fix)
     if not is_common(config):
         return _counted(config, published, keys, tp)
-    for key in (*_NEEDED, *_widths(config.model_type)):
+    for key in (*_NEEDED, *_widths(config.model_type, keys)):
         if key not in keys:
             raise InvalidKey(config.name, key, None, f"weights of {config.model_type!r} need it")
     for key in _ONE_SIZE:
@@ -177,11 +177,13 @@ def weights_of(
     return _opt(keys) if config.model_type == "opt" else _common(config.model_type, keys)
 
 
-def _widths(model_type: str) -> tuple[str, ...]:
+def _widths(model_type: str, keys: Mapping[str, Any]) -> tuple[str, ...]:
     if model_type == "opt":
         return ("ffn_dim", "max_position_embeddings")
     experts = _COMMON[model_type].experts
-    return (*experts, "num_experts_per_tok") if experts else ("intermediate_size",)
+    has_dense = keys.get("mlp_only_layers") or keys.get("decoder_sparse_step", 1) > 1
+    dense = ("intermediate_size",) * bool(not experts or has_dense)
+    return (*experts, "num_experts_per_tok", *dense) if experts else dense
 
 
 def _common(model_type: str, keys: Mapping[str, Any]) -> Weights:
