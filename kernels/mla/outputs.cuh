@@ -344,7 +344,7 @@ DEVICE void merge_blocks(const Params &p, const WorkRange &range, const Position
 template <int GROUPS>
 DEVICE void weigh_splits(const Params &p, const WorkRange &range, const Position &part,
                          const Splits &splits, int rank, int first_row, float2 *weights) {
-  constexpr int AT_ONCE = 2, ROUND = 4 * AT_ONCE;
+  constexpr int AT_ONCE = 3, ROUND = 4 * AT_ONCE;
   const int row = threadIdx.x / 4;
   float4 logs[AT_ONCE];
   const auto read = [&](int first) {
