@@ -104,3 +104,28 @@ def assert_hidden(inputs: AttentionInputs, expected: AttentionInputs, cache: str
             call.lse[0, head, -1] = 0
     torch.testing.assert_close(inputs.out, expected.out, atol=1e-2, rtol=1e-2)
     torch.testing.assert_close(inputs.lse, expected.lse, atol=1e-3, rtol=1e-3)
+
+
+def values_of_two_sizes(problem: AttentionProblem, device: str) -> AttentionInputs:
+    """Return inputs of a latent cache with V of 1e30 in half of its columns, of 1e-30 in the other.
+
+    Scores depend on the other columns of K alone.
+    """
+    inputs = make_inputs(problem, device, seed=1)
+    inputs.q[..., : inputs.value_dim] = 0
+    half = inputs.value_dim // 2
+    inputs.k_cache[..., :half] *= 1e30
+    inputs.k_cache[..., half : inputs.value_dim] *= 1e-30
+    return inputs
+
+
+def error_by_halves(inputs: AttentionInputs) -> float:
+    """Return the larger relative error of the output's halves of columns, against fp64."""
+    expected = replace(
+        inputs, out=inputs.out.double(), lse=torch.empty_like(inputs.lse, dtype=torch.float64)
+    )
+    attend_all(expected)
+    return max(
+        float((own.double() - right).norm() / right.norm())
+        for own, right in zip(inputs.out.chunk(2, -1), expected.out.chunk(2, -1), strict=True)
+    )

@@ -156,7 +156,7 @@ class MlaBuild(CudaBuild):
     def partial_bytes(self) -> int:
         """Bytes of a CTA's partial: PARTIAL in layout.cuh."""
         groups = 1 if self.ragged else self.column_groups
-        return 4 * (TILE * self.v_head_dim // groups + 2 * TILE + 32)
+        return 4 * (TILE * self.v_head_dim // groups // 2 + 4 * TILE + 32)
 
     @property
     def column_bytes(self) -> int:

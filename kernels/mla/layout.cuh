@@ -47,10 +47,10 @@ static_assert(Build::q_len > 0 && Build::rows == TILE * Build::cluster && Build:
 constexpr int COPY_REGISTERS = GATHERS && Build::kv_dtype == 0 ? 56 : 40;
 constexpr int CONSUMER_REGISTERS = GATHERS && Build::kv_dtype == 0 ? 224 : 232;
 
-// A partial in the workspace: the accumulators as held by threads, two at a time; the (m, l) of its
-// rows; and the epoch of the launch that stored it.
-constexpr int WEIGHTS_AT = VALUES / FEWEST_GROUPS / 4 * CONSUMERS;  // in numbers of 32 bits
-constexpr int EPOCH_AT = WEIGHTS_AT + 2 * TILE;
+// A partial in the workspace: the accumulators as held by threads in fp16, four at a time; m, l and
+// the units of both warpgroups' columns of its rows; and the epoch of the launch that stored it.
+constexpr int WEIGHTS_AT = VALUES / FEWEST_GROUPS / 8 * CONSUMERS;  // in numbers of 32 bits
+constexpr int EPOCH_AT = WEIGHTS_AT + 4 * TILE;
 constexpr int PARTIAL = EPOCH_AT + 32;
 static_assert(4 * PARTIAL == Build::partial_bytes, "PARTIAL differs from MlaBuild.partial_bytes");
 
@@ -67,7 +67,8 @@ constexpr int STAGE_COPIES = HAS_BYTES ? RUNS : QUERY_COLUMNS;
 constexpr int MAXIMA_AT = STAGES_AT + LATENT_STAGES * STAGE_STEP;
 constexpr int SUMS_AT = MAXIMA_AT + 2 * 8 * TILE;  // l of the rows, per warpgroup; double-buffered
 constexpr int WAITING_AT = SUMS_AT + 4 * 4 * TILE, WAITING_BYTES = 8 * TILE;  // see `Waiting`
-// The end of a merge has (m, l) of all splits up to here: of a split for each SM of a Hopper GPU.
+// The end of a merge has the weights of all splits up to here: of a split for each SM of a Hopper
+// GPU, by warpgroup.
 constexpr int MOST_SPLITS = 144;
 static_assert(8 * TILE * MOST_SPLITS <= MAXIMA_AT);
 // Weights of two partials in their sum, after the last stage.
@@ -120,6 +121,7 @@ template <int GROUPS>
 struct OwnColumns {
   static constexpr int SHARERS = GROUPS;
   static constexpr int COUNT = VALUES / GROUPS, UNITS = COUNT / 8;  // float2 of a thread
+  static constexpr int BLOCKS = UNITS / 2;  // of two columns in both of a thread's rows
 
   // Place in a stage's order of columns of the first that waits for the other warpgroup.
   static constexpr int FIRST_OF_OTHER = GROUPS > 1 ? 0 : HALF_COLUMNS;

@@ -336,7 +336,7 @@ DEVICE bool end_part(const Params &p, const Waiting &waiting, int rank, unsigned
     if (splits.count == 2) {
       add_second_split<GROUPS>(p, part, first_row,
                                partial_of<GROUPS>(p, range, part, splits, 1, rank), own.o, m, l,
-                               reinterpret_cast<float2 *>(memory + SHARES_AT), epoch);
+                               reinterpret_cast<float4 *>(memory + SHARES_AT), epoch);
     } else {
 #pragma unroll
       for (int half = 0; half < 2; half++) {
@@ -353,7 +353,7 @@ DEVICE bool end_part(const Params &p, const Waiting &waiting, int rank, unsigned
   if (threadIdx.x < 128 && threadIdx.x % 4 == 0)
 #pragma unroll
     for (int half = 0; half < 2; half++)
-      reinterpret_cast<float2 *>(slot + WEIGHTS_AT)[own_row() + 8 * half] =
+      reinterpret_cast<float2 *>(slot + WEIGHTS_AT)[2 * (own_row() + 8 * half)] =
           make_float2(m[half], l[half]);
   publish_partial(slot, epoch);
   if (splits.mine == splits.count - 1) return true;

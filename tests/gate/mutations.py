@@ -86,11 +86,9 @@ LATE_PARTIALS = Delay(
 LATE_LATENT_PARTIALS = Delay(
     "late partials of latent attention",
     f"{MLA}/outputs.cuh",
-    "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
-    "  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)\n",
+    "  if (!has_rows(first_row)) return;\n  float scale[2];\n",
     "  if (blockIdx.x / Build::cluster % 2) __nanosleep(500000);\n"
-    "  if (!has_rows(first_row)) return;\n#pragma unroll\n"
-    "  for (int unit = 0; unit < OwnColumns<GROUPS>::UNITS; unit++)\n",
+    "  if (!has_rows(first_row)) return;\n  float scale[2];\n",
 )
 #: 2 us: the last warp of four reads a run of bytes later than the others.
 LATE_BYTES = Delay(

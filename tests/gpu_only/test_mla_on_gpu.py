@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_inputs import EQUAL_SCORES, steep_scores
+from hostile_inputs import EQUAL_SCORES, error_by_halves, steep_scores, values_of_two_sizes
 from leanbench.kernels.mla import LEAN_MLA
 
 from leanbench import lean_mla_with_kvcache
@@ -154,6 +154,16 @@ def test_scores_above_2_to_the_27th(q_heads):
     inputs.poison()
     LEAN_MLA.prepare(inputs, LEAN_MLA.default_config(problem, spec_of_device(0)))()
     assert Reference(inputs).check(inputs).failure("fp16") is None
+
+
+@pytest.mark.parametrize("context", [700, 5000])
+@pytest.mark.parametrize("q_heads", [16, 128])
+def test_partials_hold_values_of_any_size(q_heads, context):
+    problem = replace(ONE, dtype="bf16", q_heads=q_heads, context=context, page_size=None)
+    inputs = values_of_two_sizes(problem, "cuda")
+    inputs.poison()
+    LEAN_MLA.prepare(inputs, LEAN_MLA.default_config(problem, spec_of_device(0)))()
+    assert error_by_halves(inputs) < 5e-3
 
 
 @pytest.mark.parametrize("kv_dtype", ["same", "e4m3"])

@@ -59,7 +59,7 @@ def test_builds_of_column_groups_have_no_more_of_an_sm(context, groups):
     assert cta.spilled_registers == 0
     build = MlaBuild.of_shape(128, 1, True, True, False, 64, column_groups=groups)
     # 64 rows' share of 512 columns, their (m, l), and a line with the epoch.
-    assert build.partial_bytes == 131_072 // groups + 512 + 128
+    assert build.partial_bytes == 65_536 // groups + 1024 + 128
 
 
 def test_column_groups_of_an_fp8_cache_are_refused():

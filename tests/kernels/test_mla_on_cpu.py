@@ -8,7 +8,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from depth import deep
-from hostile_inputs import EQUAL_SCORES, equal_scores, steep_scores
+from hostile_inputs import (
+    EQUAL_SCORES,
+    equal_scores,
+    error_by_halves,
+    steep_scores,
+    values_of_two_sizes,
+)
 from lean_on_cpu import Cpu, Mutation, Workspace, failure_of, failure_over, needs_compiler
 from leanbench.kernels.mla.configs import MlaConfig
 from library_stand_ins import LATENT
@@ -292,6 +298,18 @@ def test_tokens_without_a_page_have_no_weight(cpu, name, lazy):
         assert failure_over(cpu, workspace, inputs, config, case.sms, seed, lazy) is None
         assert not inputs.out[0].any()
         assert inputs.lse[0].isneginf().all()
+
+
+@pytest.mark.parametrize(
+    "name", ["crossing", "2 column groups", "4 column groups", deep("split over many")]
+)
+def test_partials_hold_values_of_any_size(cpu, name):
+    case = (CASES | DEEP_CASES)[name]
+    inputs = values_of_two_sizes(case.problem, "cpu")
+    inputs.poison()
+    config = MlaConfig(case.min_tiles, False, case.column_groups)
+    cpu.launch(inputs, config, case.sms, Workspace(epoch=7))
+    assert error_by_halves(inputs) < 5e-3
 
 
 #: A call that detects mutations; sequences of an fp8 cache.
