@@ -22,7 +22,7 @@ from leanbench.kernels.libraries.library import LibraryKernel, current_stream
 from leanbench.core.config import KernelConfig
 from leanbench.core.errors import UserError
 from leanbench.core.kinds import SAME
-from leanbench.core.problem import AttentionProblem
+from leanbench.core.problem import PAGE_SIZES, AttentionProblem
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +48,7 @@ class FlashInferKernel(LibraryKernel):
     distribution = "flashinfer-python"
     written_for = "0.6 and 0.7"
     head_dims = (64, 128, 256)
+    page_sizes: Any = (1, *PAGE_SIZES)
     lse_base = 2.0
     use_tensor_cores = True
 

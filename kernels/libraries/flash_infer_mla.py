@@ -24,7 +24,7 @@ from leanbench.kernels.libraries.latent import HEAD_DIMS, VALUE_DIM, latent_refu
 
 from leanbench.core.kernel import OwnOutputs
 from leanbench.core.kinds import SAME
-from leanbench.core.problem import PAGE_SIZES, AttentionProblem
+from leanbench.core.problem import AttentionProblem
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,6 @@ class FlashInferMla(PlannedFlashInfer):
         *("q_len", "page_size", "lengths", "lengths_on", "causal", "v_head_dim", "latent"),
         *("select", "kv_dtype", "scaled"),
     }
-    page_sizes = (1, *PAGE_SIZES)
     page_numbers_name = "_kv_indices_buf"
 
     def refusal(self, problem: AttentionProblem) -> str | None:
