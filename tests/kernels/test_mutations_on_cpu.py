@@ -201,8 +201,8 @@ MLA_BARRIERS: dict[str, list[Mutation]] = {
     ],
     "several query tokens": [
         ("scores.cuh", "  fence_proxy_async_shared_cta();\n  bar_sync", "  bar_sync"),
-        ("outputs.cuh", "epoch);\n    __syncwarp();", "epoch);"),
     ],
+    "4 column groups": [("outputs.cuh", "epoch);\n    __syncwarp();", "epoch);")],
     "e4m3": [
         ("bytes.cuh", "  fence_proxy_async_shared_cta();\n  bar_sync(OF_W", "  bar_sync(OF_W")
     ],
