@@ -1,4 +1,5 @@
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -245,7 +246,22 @@ def test_poison_is_past_every_sequence_and_nowhere_else(page_size, layout):
         assert int(cache.isfinite().sum()) == used
     if poisoned.block_table is not None:
         beyond = poisoned.block_table[2, 1:].long()
-        assert poisoned.k_cache[beyond].isnan().all()
+        assert not poisoned.k_cache[beyond].isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "other"), [("same", math.inf), ("e5m2", math.inf), ("e4m3", math.nan)]
+)
+def test_tokens_that_no_query_sees_are_nan_and_infinite_in_turn(kv_dtype, other):
+    problem = AttentionProblem(
+        1, 2, 2, 5, 64, q_len=2, capacity=8, window_left=2, kv_dtype=kv_dtype
+    )
+    inputs = poison_unused(make_inputs(problem, "cpu"))
+    for cache in (inputs.k_cache, inputs.v_cache):
+        unseen = cache.float()[0, [0, 5, 6, 7]]
+        expected = torch.tensor([math.nan, other, math.nan, other])[:, None, None]
+        torch.testing.assert_close(unseen, expected.expand_as(unseen), equal_nan=True)
+        assert cache.float()[0, 1:5].isfinite().all()
 
 
 @pytest.mark.parametrize("latent", [False, True])
@@ -322,7 +338,7 @@ def test_poison_spares_what_kinds_have(kinds):
     inputs = make_inputs(problem, "cpu", seed=1)
     poisoned = poisoned_with_same_attention(inputs)
     tokens = sum(problem.contexts) - sum(problem.leftpads) - 2 * problem.append
-    finite = ~poisoned.k_cache.double().isnan().any(-1)
+    finite = poisoned.k_cache.double().isfinite().all(-1)
     assert finite.sum() == 2 * tokens
 
 
