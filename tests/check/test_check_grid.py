@@ -160,7 +160,7 @@ def test_the_gpu_grid_has_calls_as_servers_make_them():
 
 @pytest.mark.parametrize("cases", [grid.gpu_cases(), grid.interpreter_cases(), fuzz_cases(300, 5)])
 def test_some_cases_say_lengths_that_the_cache_does_not_have(cases):
-    wild = [case for case in cases if case.lengths is not None]
+    wild = [case for case in cases if case.lengths]
     assert {case.problem.page_size is None for case in wild} == {False, True}
     for case in wild:
         lengths = case.lengths
@@ -300,6 +300,17 @@ def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch,
     case = grid.CheckCase(AttentionProblem(2, 4, 2, 33, 64, capacity=96), 1.0, 0)
     result = grid.run_case("fa2", case, gpu, device)
     assert (result.failure or "").startswith(failure)
+
+
+@pytest.mark.parametrize("cases", [grid.gpu_cases(), grid.interpreter_cases()])
+def test_calls_take_a_batch_of_0_with_a_block_table(cases, monkeypatch):
+    (case,) = (case for case in cases if case.lengths == ())
+    assert case.problem.page_size is not None
+    (result,) = grid.run_family(("lean", "fa2", "reference"), [case], H200, "cpu")
+    assert (result.kernel, result.failure) == ("lean", None)
+    monkeypatch.setattr("leanbench.attention.run.attend_nothing", lambda call, _: (call.q, call.q))
+    (result,) = grid.run_family(("lean",), [case], H200, "cpu")
+    assert result.failure is not None
 
 
 class Seeing(Reference):
