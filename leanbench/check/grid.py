@@ -158,7 +158,8 @@ class CheckCase:
     variant: int
     #: Picks one of all launch settings that are tuned over; None: the heuristic's.
     settings: int | None = None
-    #: Lengths on the device instead of the problem's: below 0, or past the cache.
+    #: Lengths on the device instead of the problem's: below 0, or past the cache; (): of a batch of
+    #: 0 with the problem's pages.
     lengths: tuple[int, ...] | None = None
     #: q k of every token; None: random.
     equal_scores: float | None = None
@@ -179,6 +180,11 @@ class CheckCase:
         )
 
 
+_NO_SEQUENCES = CheckCase(
+    AttentionProblem(1, 5, 1, 33, 64, page_size=16, lengths_on="device"), 1.0, 0, lengths=()
+)
+
+
 @dataclass(frozen=True)
 class CaseResult:
     """Result of one kernel on one case."""
@@ -196,7 +202,7 @@ class CaseResult:
 
 def gpu_cases() -> list[CheckCase]:
     """Return all cases: plain decode, then every kind and size."""
-    return [*plain_cases(), *_kind_cases(), *_equal_score_cases()]
+    return [*plain_cases(), *_kind_cases(), *_equal_score_cases(), _NO_SEQUENCES]
 
 
 def plain_cases() -> list[CheckCase]:
@@ -219,7 +225,7 @@ def interpreter_cases() -> list[CheckCase]:
     )
     more = list(_tail_and_page_cases(150, ((2, 2), (5, 1), (14, 2)), 2))
     server = list(_server_cases(33, ((2, 2), (14, 2))))
-    return [*cases[::2], *more[::4], *server[2::5]]
+    return [*cases[::2], *more[::4], *server[2::5], _NO_SEQUENCES]
 
 
 def _cases(
@@ -441,6 +447,8 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
 
     lse_base = kernel(name).lse_base
     inputs = make_inputs(case.problem, device, score_scale=case.score_scale)
+    if case.lengths == ():
+        return _run_without_sequences(name, case, inputs)
     if case.lengths is not None and inputs.cache_seqlens is not None:
         inputs.cache_seqlens.copy_(torch.tensor(case.lengths))
     if case.equal_scores is not None:
@@ -468,6 +476,18 @@ def run_case(name: str, case: CheckCase, gpu: GpuSpec, device: str) -> CaseResul
     return CaseResult(name, case, check.relative_error, lse_error, repeats, failure)
 
 
+def _run_without_sequences(name: str, case: CheckCase, inputs: AttentionInputs) -> CaseResult:
+    """Make the call for no sequence of the batch, which must give outputs without rows."""
+    per_sequence = ("q", "block_table", "cache_seqlens", "out", "lse")
+    inputs = replace(inputs, **{field: getattr(inputs, field)[:0] for field in per_sequence})
+    launch = launch_of(kernel(name), inputs, None)
+    launch()
+    written = written_by(launch, inputs)
+    is_right = written.out.shape == inputs.out.shape and written.lse.shape == inputs.lse.shape
+    failure = None if is_right else f"a batch of 0 gave an LSE of shape {tuple(written.lse.shape)}"
+    return CaseResult(name, case, 0.0, 0.0, True, failure)
+
+
 def run_family(
     names: tuple[str, ...], cases: list[CheckCase], gpu: GpuSpec, device: str
 ) -> list[CaseResult]:
@@ -478,6 +498,8 @@ def run_family(
         for name in names
         if kernel(runs_as(name, device == "cpu")).unsupported_reason(case.problem) is None
         and (case.lengths is None or kernel(name).guards_lengths)
+        # Only calls take a batch of 0.
+        and (case.lengths != () or kernel(name).is_api)
     ]
     return [_run_or_fail(name, case, gpu, device) for name, case in runnable]
 

@@ -1,4 +1,4 @@
-"""NaN in the parts of a cache and its scales that no sequence uses."""
+"""NaN and infinities in the parts of a cache and its scales that no sequence uses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from leanbench.kernels.reference.torch import (
 
 
 def poison_unused(inputs: AttentionInputs) -> AttentionInputs:
-    """Return the inputs with NaN in all unused parts of K and V.
+    """Return the inputs with NaN and +inf, token by token in turn, in all unused parts of K and V.
 
     These are tokens past the end of a sequence, its padding, tokens before the windows of all query
-    tokens, places of appended tokens, and scales of empty sequences. With pages, block tables
-    continue with a page of NaN past the end of each sequence, and a KV head with pages of its own
-    uses no other head's.
+    tokens, and places of appended tokens. Scales of empty sequences are NaN. With pages, block
+    tables continue with an unused page past the end of each sequence, and a KV head with pages of
+    its own uses no other head's.
     """
     inputs = replace(inputs, **_scales(inputs))
     if inputs.block_table is not None:
@@ -67,13 +67,21 @@ def _used(inputs: AttentionInputs) -> list[torch.Tensor]:
 
 
 def _poisoned(cache: torch.Tensor, used: torch.Tensor) -> torch.Tensor:
-    """Write NaN to unused tokens; `used` is (rows, tokens, KV heads, or 1 for all heads)."""
-    nan = torch.tensor(math.nan, device=cache.device).to(cache.dtype)
-    if cache.element_size() == 1:
-        # No fp8 tensor can be filled under a mask.
-        cache.view(torch.uint8).masked_fill_(~used[..., None], nan.view(torch.uint8))
-    else:
-        cache.masked_fill_(~used[..., None], nan)
+    """Write NaN and +inf to unused tokens; `used` is (rows, tokens, KV heads, or 1 for all heads).
+
+    A maximum skips NaN, but not +inf. e4m3 has no infinity.
+    """
+    numbers = (math.nan, math.nan if cache.dtype == torch.float8_e4m3fn else math.inf)
+    rows, tokens = cache.shape[:2]
+    places = torch.arange(rows * tokens, device=cache.device).view(rows, tokens, 1, 1)
+    for turn, number in enumerate(numbers):
+        poison = torch.tensor(number, device=cache.device).to(cache.dtype)
+        poisoned = ~used[..., None] & (places % 2 == turn)
+        if cache.element_size() == 1:
+            # No fp8 tensor can be filled under a mask.
+            cache.view(torch.uint8).masked_fill_(poisoned, poison.view(torch.uint8))
+        else:
+            cache.masked_fill_(poisoned, poison)
     return cache
 
 

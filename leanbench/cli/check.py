@@ -73,9 +73,10 @@ def check(
     """Compare every kernel with the fp64 reference over a grid of problems: on the GPU, or in
     Triton's interpreter.
 
-    Inputs are drawn afresh. Outputs and unused parts of the cache are poisoned with NaN first;
-    lengths on the device may be below 0 or past the cache. Every problem runs twice: the bits
-    must agree. Exits with 1 if anything is wrong, or a kernel supports none of the problems.
+    Inputs are drawn afresh. Outputs are poisoned with NaN first, unused parts of the cache with
+    NaN and infinities; lengths on the device may be below 0 or past the cache. Every problem runs
+    twice: the bits must agree. Exits with 1 if anything is wrong, or a kernel supports none of the
+    problems.
     """
     from leanbench.check.fuzz import MOST_CASES, fuzz_cases
     from leanbench.check.grid import gpu_cases, interpreter_cases

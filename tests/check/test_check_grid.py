@@ -1,4 +1,5 @@
 import itertools
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -159,7 +160,7 @@ def test_the_gpu_grid_has_calls_as_servers_make_them():
 
 @pytest.mark.parametrize("cases", [grid.gpu_cases(), grid.interpreter_cases(), fuzz_cases(300, 5)])
 def test_some_cases_say_lengths_that_the_cache_does_not_have(cases):
-    wild = [case for case in cases if case.lengths is not None]
+    wild = [case for case in cases if case.lengths]
     assert {case.problem.page_size is None for case in wild} == {False, True}
     for case in wild:
         lengths = case.lengths
@@ -245,7 +246,22 @@ def test_poison_is_past_every_sequence_and_nowhere_else(page_size, layout):
         assert int(cache.isfinite().sum()) == used
     if poisoned.block_table is not None:
         beyond = poisoned.block_table[2, 1:].long()
-        assert poisoned.k_cache[beyond].isnan().all()
+        assert not poisoned.k_cache[beyond].isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "other"), [("same", math.inf), ("e5m2", math.inf), ("e4m3", math.nan)]
+)
+def test_tokens_that_no_query_sees_are_nan_and_infinite_in_turn(kv_dtype, other):
+    problem = AttentionProblem(
+        1, 2, 2, 5, 64, q_len=2, capacity=8, window_left=2, kv_dtype=kv_dtype
+    )
+    inputs = poison_unused(make_inputs(problem, "cpu"))
+    for cache in (inputs.k_cache, inputs.v_cache):
+        unseen = cache.float()[0, [0, 5, 6, 7]]
+        expected = torch.tensor([math.nan, other, math.nan, other])[:, None, None]
+        torch.testing.assert_close(unseen, expected.expand_as(unseen), equal_nan=True)
+        assert cache.float()[0, 1:5].isfinite().all()
 
 
 @pytest.mark.parametrize("latent", [False, True])
@@ -286,6 +302,17 @@ def test_a_kernel_that_reads_past_a_sequence_fails(guards, failure, monkeypatch,
     assert (result.failure or "").startswith(failure)
 
 
+@pytest.mark.parametrize("cases", [grid.gpu_cases(), grid.interpreter_cases()])
+def test_calls_take_a_batch_of_0_with_a_block_table(cases, monkeypatch):
+    (case,) = (case for case in cases if case.lengths == ())
+    assert case.problem.page_size is not None
+    (result,) = grid.run_family(("lean", "fa2", "reference"), [case], H200, "cpu")
+    assert (result.kernel, result.failure) == ("lean", None)
+    monkeypatch.setattr("leanbench.attention.run.attend_nothing", lambda call, _: (call.q, call.q))
+    (result,) = grid.run_family(("lean",), [case], H200, "cpu")
+    assert result.failure is not None
+
+
 class Seeing(Reference):
     """Keeps the call that it was given."""
 
@@ -322,7 +349,7 @@ def test_poison_spares_what_kinds_have(kinds):
     inputs = make_inputs(problem, "cpu", seed=1)
     poisoned = poisoned_with_same_attention(inputs)
     tokens = sum(problem.contexts) - sum(problem.leftpads) - 2 * problem.append
-    finite = ~poisoned.k_cache.double().isnan().any(-1)
+    finite = poisoned.k_cache.double().isfinite().all(-1)
     assert finite.sum() == 2 * tokens
 
 

@@ -109,7 +109,7 @@ struct Cta {
 struct Machine {
   Kernel kernel;
   const float *floats;  // values of the 16-bit numbers of operands
-  bool lazy;            // copies arrive when they are waited for; otherwise immediately
+  bool lazy;            // copies and products end when they are waited for; otherwise at once
   u32 random, shared_bytes;
   u32 now;              // grows at barriers and fences
   const void *params;
@@ -552,6 +552,14 @@ void multiply(WarpgroupProduct &own) {
   }
 }
 
+// Operands may be read as soon as a product starts, and as late as it is waited for.
+void start(WarpgroupProduct product) {
+  if (machine.lazy)
+    machine.current->products.back().push_back(product);
+  else
+    multiply(product);
+}
+
 }  // namespace
 
 u32 movmatrix_trans(u32 fragment) {
@@ -613,7 +621,7 @@ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 void start_product(float *d, int count, u64 a, u64 b, bool transposed, bool add) {
-  machine.current->products.back().push_back({d, count, false, {}, a, b, transposed, add});
+  start({d, count, false, {}, a, b, transposed, add});
 }
 
 // Rows of a left operand in registers are spread over four lanes, which exchange them at the start.
@@ -633,7 +641,7 @@ void start_product(float *d, int count, const u32 (&a)[4], u64 b) {
   });
   WarpgroupProduct product = {d, count, true, {}, 0, b, true, true};
   memcpy(product.rows, own.rows, sizeof own.rows);
-  machine.current->products.back().push_back(product);
+  start(product);
 }
 
 void commit_products() { machine.current->products.emplace_back(); }

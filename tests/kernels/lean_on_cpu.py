@@ -97,7 +97,7 @@ class Cpu:
         Args:
             sms: SMs of the GPU that determine the grid.
             most_ctas: number of resident CTAs.
-            lazy: copies arrive as late as possible, not immediately.
+            lazy: copies and warpgroups' products end as late as possible, not at once.
             seed: of the order in which warps take turns.
 
         Raises:

@@ -17,6 +17,7 @@ from leanbench.kernels.lean.configs import LeanCudaConfig
 from leanbench.kernels.lean.cuda import CudaLaunch, build_of, refusal
 from leanbench.kernels.lean.cuda_build import CudaBuild
 from leanbench.kernels.lean.cuda_params import Divisor, Params, check_counts
+from leanbench.kernels.mla.build import MlaBuild
 
 from leanbench.compile.nvrtc import CudaBinary, CudaCompileError, compile_cuda
 from leanbench.core.errors import UserError
@@ -199,6 +200,13 @@ def test_clangd_gets_the_macros_of_a_build():
     source = heuristic_build(PROBLEMS[12], "h200").source((9, 0))
     compile_cuda(replace(source, defines=tuple((name, int(value)) for name, value in defines)))
     assert [name for name, _ in defines] == [name for name, _ in source.defines]
+
+
+def test_clangd_gets_the_macros_of_a_latent_build():
+    flags = (KERNELS / "mla" / "compile_flags.txt").read_text(encoding="utf-8").splitlines()
+    build = MlaBuild.of_shape(128, q_len=1, bf16=True, causal=True, ragged=True, page=64)
+    macros = [f"-D{name}={value}" for name, value in build.source((9, 0)).defines]
+    assert [flag for flag in flags if flag.startswith(("-I", "-D"))] == ["-I..", *macros]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.label)
