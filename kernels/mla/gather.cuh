@@ -5,6 +5,7 @@
 #pragma once
 #include "mla/layout.cuh"
 #include "lean/wgmma.cuh"
+#include "mla/row_scales.cuh"
 
 constexpr int ROW_LANES = 4 * KV_BYTES;            // copy 64 numbers of a row, or 128 with scales
 constexpr int LANE_ROWS = TILE * ROW_LANES / 128;  // of a stage
