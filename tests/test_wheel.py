@@ -75,12 +75,15 @@ SHIPPED = {
 
 
 def test_the_wheel_has_every_file_of_its_folders_and_no_other(files):
-    """They are sources, CUDA headers, tuned configs, models, calibrations, sweeps and templates."""
+    """They are sources, CUDA headers, tuned configs, models, calibrations, sweeps and templates.
+
+    What an editor reads is left out.
+    """
     here = {
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, place in SHIPPED.items()
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     }
     names = {name for name in files if ".dist-info/" not in name}
     assert names - {COMPILED} == here - {COMPILED}
