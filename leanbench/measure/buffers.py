@@ -68,6 +68,31 @@ def rotating_inputs(
     return inputs
 
 
+def flip_signs(buffers: Sequence[AttentionInputs]) -> None:
+    """Negate all K and V in the memory of these buffers, whatever their dtype and layout.
+
+    Windows of one pool are negated once. Values keep their distribution, so that energy and clocks
+    do too.
+    """
+    import torch
+
+    seen: set[int] = set()
+    for inputs in buffers:
+        for cache in (inputs.k_cache, inputs.v_cache):
+            storage = cache.untyped_storage()
+            if storage.data_ptr() in seen:
+                continue
+            seen.add(storage.data_ptr())
+            if inputs.row_scales:
+                negate_rows(cache.new_empty(0).set_(storage), inputs.value_dim, cache.shape[-1])
+                continue
+            numbers = storage.nbytes() // cache.element_size()
+            bits, sign = (
+                (torch.int8, -(1 << 7)) if cache.element_size() == 1 else (torch.int16, -(1 << 15))
+            )
+            cache.view(bits).as_strided((numbers,), (1,), 0).bitwise_xor_(sign)
+
+
 def change_tokens(
     inputs: AttentionInputs, pairs: Sequence[tuple[int, int]], least_error: float
 ) -> None:

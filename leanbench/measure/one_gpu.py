@@ -25,7 +25,13 @@ from leanbench.core.decomposition import fixed_runs_us, quantisation_efficiency
 from leanbench.core.errors import SuspectResult, UserError
 from leanbench.core.inputs import AttentionInputs
 from leanbench.core.kernel import Kernel, written_by
-from leanbench.measure.buffers import change_tokens, free_memory, refuse_shortage, rotating_inputs
+from leanbench.measure.buffers import (
+    change_tokens,
+    flip_signs,
+    free_memory,
+    refuse_shortage,
+    rotating_inputs,
+)
 from leanbench.measure.candidate import Candidate, check_outcome
 from leanbench.measure.energy_meter import SustainedReading
 from leanbench.measure.extras import EXTRAS, read_window
@@ -60,9 +66,10 @@ _NEAR_FLOOR = 0.99
 def check_replay(subject: OneGpu, candidate: Candidate) -> Outcome:
     """Replay the graph that was timed over changed K and V, and check its outputs.
 
-    The first replay finds wrong numbers in the outputs. A kernel that keeps results, or leaves
-    numbers that are already there, fails. The second replay finds NaN: the graph must write all
-    outputs of all buffers.
+    The first replay is over few changed tokens: a kernel that looks for changes fails. The second
+    one, over all of K and V changed, finds wrong numbers in the outputs: a kernel that keeps
+    results, or leaves numbers that are already there, fails. The third one finds NaN: the graph
+    must write all outputs of all buffers.
 
     Raises:
         SuspectResult: Part of the outputs was not written.
@@ -71,11 +78,12 @@ def check_replay(subject: OneGpu, candidate: Candidate) -> Outcome:
 
     pairs = zip(candidate.launches, subject.buffers, strict=True)
     written = [subject.results(candidate.name, *pair) for pair in pairs]
+    failure = subject.failure_over_few_changes(candidate, written)
     for index in subject.watched:
         written[index].out.fill_(1.0)
         written[index].lse.fill_(1.0)
     candidate.replay.graph.replay()
-    failure = subject.failure_now(candidate, written)
+    failure = failure or subject.failure_now(candidate, written)
     for results in written:
         results.poison()
     candidate.replay.graph.replay()
@@ -185,25 +193,49 @@ class OneGpu(Subject):
         self._change_inputs(candidates)
 
     def _change_inputs(self, candidates: Sequence[Candidate]) -> None:
-        """Change few tokens of the watched buffers, and compute the outputs that are now right.
+        """Change few tokens of the watched buffers, then the signs of all, and compute the outputs
+        that are right after either change.
 
-        The change is large enough for the kernel with the highest limit.
+        The first change is large enough for the kernel with the highest limit.
         """
         kernels = [candidate.kernel for candidate in candidates]
         limit = max(RELATIVE_ERROR_LIMIT[kernel.precision(self.problem)] for kernel in kernels)
-        count = len(self.watched)
-        self._references = []
-        for inputs in (self.buffers[index] for index in self.watched):
-            pairs = draw_pairs(inputs, CHECK_ELEMENTS // count, CELL_PAIRS // count)
-            changed = min(len(pairs), -(-_CHANGED_PAIRS // count))
-            change_tokens(inputs, random.SystemRandom().sample(pairs, changed), _CHANGE * limit)
-            self._references.append(Reference(inputs, pairs=pairs))
+        watched = [self.buffers[index] for index in self.watched]
+        limits = CHECK_ELEMENTS // len(watched), CELL_PAIRS // len(watched)
+        self._few_changes = []
+        for inputs in watched:
+            pairs = draw_pairs(inputs, *limits)
+            count = min(len(pairs), -(-_CHANGED_PAIRS // len(watched)))
+            pairs = random.SystemRandom().sample(pairs, count)
+            change_tokens(inputs, pairs, _CHANGE * limit)
+            self._few_changes.append(Reference(inputs, pairs=pairs))
+        flip_signs(watched)
+        self._references = [Reference(inputs, *limits) for inputs in watched]
         self._fingerprints = self._take_fingerprints()
+
+    def failure_over_few_changes(
+        self, candidate: Candidate, written: Sequence[AttentionInputs]
+    ) -> str | None:
+        """Replay over few changed tokens, and check as `failure_now` does."""
+        watched = [self.buffers[index] for index in self.watched]
+        flip_signs(watched)
+        candidate.replay.graph.replay()
+        failure = self._failure(candidate, written, self._few_changes)
+        flip_signs(watched)
+        return failure
 
     def failure_now(self, candidate: Candidate, written: Sequence[AttentionInputs]) -> str | None:
         """Check what a kernel wrote to the watched buffers. Return a sentence if it is wrong."""
+        return self._failure(candidate, written, self._references)
+
+    def _failure(
+        self,
+        candidate: Candidate,
+        written: Sequence[AttentionInputs],
+        references: Sequence[Reference],
+    ) -> str | None:
         precision = candidate.kernel.precision(self.problem)
-        for index, reference in zip(self.watched, self._references, strict=True):
+        for index, reference in zip(self.watched, references, strict=True):
             check = reference.check(written[index], candidate.kernel.lse_base)
             if failure := check.failure(precision):
                 return failure

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from leanbench.core.gpu_spec import GpuSpec
 from leanbench.core.kinds import SAME
 from leanbench.core.problem import AttentionProblem
-from leanbench.kernels.mla.build import ONE_ROUND, TILE, VALUE_DIM, cluster_of, gathers
+from leanbench.kernels.mla.build import (
+    MERGED_ROWS,
+    ONE_ROUND,
+    TILE,
+    VALUE_DIM,
+    cluster_of,
+    gathers,
+)
 from leanbench.kernels.mla.configs import MlaConfig
 from leanbench.model.calibration import calibration_for
 from leanbench.model.rates import floor_us
@@ -24,8 +31,6 @@ LATENT_AXES = frozenset({"latent", "v_head_dim", "row_scales"})
 _STAGE_US, _END_US = 1.66, 4.6
 #: Time of a merge of 64 rows with all columns, and of a second round.
 _MERGE_US, _ROUND_US = 8.3, 1.06
-#: Query rows whose merge counts as a stage, as in the kernel's schedule.
-_ROWS_OF_STAGE = 16
 #: Time to read and deal lengths on the device, and the factor of stages in such a launch.
 _LENGTHS_US, _LENGTHS = 4.4, 1.1
 #: Factors of a stage in fp8, which is converted, and of a launch that copies single rows
@@ -65,7 +70,7 @@ def _us_of(problem: AttentionProblem, config: MlaConfig, spec: GpuSpec, groups: 
     stages = [-(-tokens // TILE) for tokens in problem.visible_lengths]
     start_us = constants.launch_us + constants.first_read_us
     if problem.lengths_on == "device":
-        merge_stages = -(-min(rows, TILE) // _ROWS_OF_STAGE) / groups
+        merge_stages = -(-min(rows, TILE) // MERGED_ROWS) / groups
         longest = _dealt_by_length(stages, of_sequence, slots, merge_stages)
     else:
         longest = _dealt_by_count(stages, of_sequence, slots, config.min_tiles_per_cta)

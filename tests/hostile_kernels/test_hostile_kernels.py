@@ -5,6 +5,7 @@ The table of cheats in docs/measuring.md follows these tests.
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +16,10 @@ from leanbench.kernels.reference.torch import attend, keys_and_values
 from pretended_gpu import PROBLEM, PretendedGpu, Right, measure
 
 from leanbench.core.errors import SuspectResult, Tampered
-from leanbench.core.inputs import make_inputs
+from leanbench.core.inputs import make_inputs, make_windows
 from leanbench.core.problem import AttentionProblem
 from leanbench.measure import buffers, one_gpu
-from leanbench.measure.buffers import change_tokens
+from leanbench.measure.buffers import change_tokens, flip_signs
 from leanbench.measure.crosscheck import CrossCheck
 from leanbench.measure.instruments import open_instruments
 from leanbench.measure.one_gpu import OneGpu
@@ -182,6 +183,29 @@ def test_a_look_at_64_numbers_shows_no_change(gpu, monkeypatch):
     status, reason = caught(gpu, cheats.LooksAtMore("cheat"), problem)
     assert (status, len(gpu.made)) == ("incorrect", 4)
     assert re.match(OTHER_VALUES, reason), reason
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda problem: [make_inputs(problem, "cpu", 1)],
+        # Windows that share memory are negated once.
+        lambda problem: make_windows(replace(problem, capacity=2048), "cpu", 3, 1),
+        lambda problem: [make_inputs(replace(problem, page_size=16), "cpu", 1)],
+        lambda problem: [make_inputs(replace(problem, kv_dtype="e4m3"), "cpu", 1)],
+        lambda problem: [make_inputs(replace(problem, kv_layout="NHD"), "cpu", 1)],
+    ],
+)
+def test_all_of_k_and_v_changes(dtype: str, make: Callable[[Any], list[Any]]):
+    buffers = make(replace(PROBLEM, dtype=dtype))
+    before = [(buffer.k_cache.double(), buffer.v_cache.double()) for buffer in buffers]
+    flip_signs(buffers)
+    for buffer, (k, v) in zip(buffers, before, strict=True):
+        assert torch.equal(buffer.k_cache.double(), -k)
+        assert torch.equal(buffer.v_cache.double(), -v)
+    flip_signs(buffers)
+    assert torch.equal(buffers[0].k_cache.double(), before[0][0])
 
 
 LATENT = AttentionProblem(1, 16, 1, 256, 576, "bf16", latent=True, v_head_dim=512)
