@@ -51,7 +51,7 @@ def losses(kernels: Sequence[str], count: int, seed: int) -> list[float]:
 def test_the_choice_is_within_3_percent_of_the_best_on_47_of_50_problems():
     found = losses(backends(None), 50, seed=49)
     assert sum(each <= WITHIN for each in found) >= 47
-    assert found[-1] < 0.25
+    assert found[-1] < 0.12
 
 
 def test_among_libraries_alone_it_is_on_43_of_50():
